@@ -39,3 +39,4 @@ test_dataloader = dict(
         test_mode=True,
     )
 )
+default_hooks = dict(check_images=dict(type='aft_mm.CheckImagesHook'))  # of validation and test

@@ -348,10 +348,12 @@ class TestCheckImagesHook:
         folder.mkdir()
         path = image.rename(folder / 'a.jpg')
         (tmp_path / 'list_eval_partition.txt').write_text('a.jpg 0')
-        dataset = DATASETS.build(dict(type=f'aft_mm.{kind}', data_root=str(tmp_path)))
+        config = dict(type=f'aft_mm.{kind}', data_root=str(tmp_path))
+        dataset = DATASETS.build(dict(config, test_mode=True))
         self.check_dataset(dataset)
         path.write_bytes(path.read_bytes()[:-20])
         refuses_input(rf"'{path}' of the training set is truncated", self.check_dataset, dataset)
+        self.check_dataset(DATASETS.build(config))  # training replaces such files
 
     def test_data_without_files_passes(self):
         self.check_dataset(torch.utils.data.TensorDataset(torch.zeros(3, 1)))

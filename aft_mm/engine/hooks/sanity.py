@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from aft_mm.checks import check_int
+from aft_mm.datasets.file_dataset import FileDataset
 from aft_mm.errors import UserError
 from aft_mm.images import check_image
 from aft_mm.registry import HOOKS
@@ -26,6 +27,7 @@ from ..runner import task_model
 class CheckImagesHook(Hook):
     """Find unreadable image files in all data sets of a run before it starts.
 
+    Not in those that replace such files in training, as :class:`aft_mm.datasets.ImageFolder` does.
     The end of each file is read, too, because OpenCV decodes a truncated JPEG without an error.
     Each rank checks its share.
 
@@ -48,6 +50,8 @@ class CheckImagesHook(Hook):
     def _check(self, runner: Runner, name: str, loader: DataLoader) -> None:
         dataset: Any = loader.dataset
         if not hasattr(dataset, 'get_data_info'):  # not one of mmengine's
+            return
+        if isinstance(dataset, FileDataset) and not dataset.test_mode:  # it replaces such files
             return
         infos = map(dataset.get_data_info, range(runner.rank, len(dataset), runner.world_size))
         # Once each, also in a RepeatDataset.
