@@ -31,7 +31,10 @@ if __name__ == '__main__':
     args = parser.parse_args()
     sessions = [onnxruntime.InferenceSession(path) for path in (args.prompt, args.step)]
     start = np.frombuffer(args.text.encode(), np.uint8)[None].astype(np.int64)
-    longest = int(sessions[0].get_modelmeta().custom_metadata_map['longest_prompt']) + 1
+    about = sessions[0].get_modelmeta().custom_metadata_map
+    longest = int(about['longest_prompt']) + 1
     if not start.size < args.length <= longest:
         parser.error(f'length must be {start.size + 1} to {longest}, got {args.length}')
+    if 'image_shape' in about:
+        parser.error('the tokens must be bytes of text, got the files of an image model')
     print(bytes(generate(*sessions, start, args.length)[0].tolist()).decode(errors='replace'))

@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aft_mm.checks import check_number
 from aft_mm.config.reading import DOWNSTREAM, check_settings, read_config
-from aft_mm.errors import UserError
+from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 
 _POLL_SECONDS = 1
 _GRACE_SECONDS = 30  # between SIGTERM and exit, as torchrun's
@@ -380,6 +380,10 @@ class ConsoleRunner(Runner):
                 self.logger.warning(warning)
         return built
 
+    def _init_model_weights(self) -> None:
+        with user_errors(*CONFIG_ERRORS):  # of init_cfg
+            super()._init_model_weights()
+
     def scale_lr(self, optim_wrapper: Any, auto_scale_lr: dict | None = None) -> None:
         """Scale the rate to the samples of an update, which may be several batches.
 
@@ -387,7 +391,7 @@ class ConsoleRunner(Runner):
         """
         if not auto_scale_lr or not auto_scale_lr.get('enable'):
             return
-        base = auto_scale_lr.get('base_batch_size')
+        base: Any = auto_scale_lr.get('base_batch_size')
         check_number('auto_scale_lr.base_batch_size', base, above=0)
         batches = getattr(optim_wrapper, '_accumulative_counts', 1)
         if batches > 1:

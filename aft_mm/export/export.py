@@ -89,7 +89,9 @@ def describe(
     args: argparse.Namespace, config: Config, model: Any, exportable: Exportable
 ) -> dict[str, Any]:
     task = 'features' if args.backbone else TASKS[type_of(config)]
-    about = dict(version=__version__, task=task)
+    about: dict[str, Any] = dict(version=__version__, task=task)
+    if task == 'generation' and 'image_shape' in config:
+        about['image_shape'] = list(config.image_shape)
     if not isinstance(exportable, Image):
         return about
     _, channels, *size = exportable.graphs[0].inputs['image'].shape

@@ -82,6 +82,7 @@ SETTINGS = [
         'optim_wrapper.paramwise_cfg.norm_decay_mul=0',
         "paramwise_cfg has no 'norm_decay_mul'; did you mean norm_decay_mult",
     ),
+    ('model.backbone.init_cfg.type=Nope', 'Nope is not in the .*weight initializer registry'),
     ('auto_scale_lr.base_batchsize=8', "auto_scale_lr has no 'base_batchsize'; did you mean base_"),
     (
         'env_cfg.cudnn_benchmrk=True',

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,6 +58,8 @@ def test_classes_are_those_of_the_classifier(images, tiny_classifier, capsys):
     main(['predict', *words, '--out', 'numbers', '--no-pictures'])
     assert not (images / 'numbers/pictures').exists()
     assert read(images / 'numbers')[1][0]['label'] == lines[0]['label']
+    Path('file').touch()
+    stops("--out must be a folder, got the file 'file'", main, ['predict', *words, '--out', 'file'])
     stops("--out 'out' holds predictions already", main, ['predict', *words, '--out', 'out'])
 
 

@@ -1,5 +1,6 @@
 """``aft_mm export``: graphs equal the model at every size."""
 
+import json
 import re
 import runpy
 import sys
@@ -219,8 +220,10 @@ def test_a_loop_without_torch_continues_prompts_like_the_model(
     values = 'num_classes=11'
     text = DECODER.format(mixer=mixer, head='CategoricalHead', values=values)
     text = text.replace('num_layers=2', f'num_layers={layers}')
-    config, checkpoint, model = save(tmp_path, text)
+    config, checkpoint, model = save(tmp_path, f'{text}\nimage_shape = (4, 5, 1)\n')
     export([config, checkpoint, str(tmp_path / 'model.onnx'), '--steps'])
+    about = json.loads((tmp_path / 'model-prompt.json').read_text())
+    assert about['image_shape'] == [4, 5, 1] and about['longest_prompt'] == 19
     paths = [str(tmp_path / f'model-{name}.onnx') for name in ('prompt', 'step')]
     sessions = [onnxruntime.InferenceSession(path) for path in paths]
     loop = load_script('examples/generate_onnx')
@@ -229,10 +232,14 @@ def test_a_loop_without_torch_continues_prompts_like_the_model(
         expected = model.generate(20, prompts, greedy=True)
         assert len(expected[:, length:].unique()) > 1
         assert loop.generate(*sessions, prompts.numpy(), 20).tolist() == expected.tolist()
-    monkeypatch.setattr(sys, 'argv', ['', *paths, 'ab', '21'])
-    with pytest.raises(SystemExit):
-        runpy.run_path(str(ROOT / 'examples/generate_onnx.py'), run_name='__main__')
-    assert 'length must be 3 to 20, got 21' in capsys.readouterr().err
+    for length, message in (
+        (21, 'length must be 3 to 20, got 21'),
+        (6, 'the tokens must be bytes of text, got the files of an image model'),
+    ):
+        monkeypatch.setattr(sys, 'argv', ['', *paths, 'ab', str(length)])
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(ROOT / 'examples/generate_onnx.py'), run_name='__main__')
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,8 @@ def run(args: argparse.Namespace) -> None:
         if args.score is not None:
             check_number('--score', args.score, 0, 1)
         out = Path(args.out)
+        if out.exists() and not out.is_dir():
+            raise UserError(f'--out must be a folder, got the file {args.out!r}')
         if (out / 'predictions.json').exists():
             raise UserError(f'--out {args.out!r} holds predictions already; name another folder')
         paths, bad, passed_over = image_files(args.inputs)
