@@ -8,6 +8,7 @@ from aft_mm.analysis.verdicts import verdict_table
 from ..documents import text_of
 from .shown import (
     CIFAR10,
+    LONGER,
     MIXERS,
     RECALL,
     REPRODUCTION,
@@ -75,6 +76,27 @@ def test_a_layer_after_two_convolutions():
     assert min(pair.p for pair in pairs) > 0.05
     apart = sorted(abs(pair.mean) for pair in pairs)
     assert f'({apart[0]:.1f} to {apart[-1]:.1f} points apart)' in text_of(REPRODUCTION)
+
+
+def test_the_lead_of_a_hybrid_is_not_shown_after_28_epochs():
+    text, hybrid = ' '.join(text_of(REPRODUCTION).split()), 'hybrid-depthwise-conv-aft-conv-*'
+    seeds = values(LONGER[0], hybrid, LONGER[1])
+    lead = Claim(LONGER, hybrid, 'depthwise*')
+    early = Claim(CIFAR10, hybrid, 'depthwise-conv-*_seed?')
+    assert len(seeds) == 3 and lead.p > 0.05
+    shown = (
+        'AFT-conv there has {:.1f} ± {:.1f} % ({:.1f}, {:.1f}, {:.1f}), {:+.1f} ± {:.1f} points '
+    )
+    shown += (
+        'over three convolutions: *inconclusive* (p = {:.2f} before the correction). So the gain '
+    )
+    shown += 'of seven epochs, {:.1f} ± {:.1f} points, is not shown after 28.'
+    numbers = [*mean_and_half(seeds), *seeds, lead.mean, lead.half, lead.p, early.mean, early.half]
+    assert shown.format(*numbers) in text
+    (softmax,) = values(LONGER[0], 'hybrid-depthwise-conv-deit-*', LONGER[1])
+    assert f'Softmax attention there has {softmax:.1f} % with seed 0;' in text
+    sentence = f'the lead before AFT-conv, {lead.mean:.1f} ± {lead.half:.1f}, is *inconclusive*'
+    assert sentence in ' '.join(text_of('docs/benchmarks.md').split())
 
 
 def test_signed_kernels_on_images():
