@@ -101,6 +101,12 @@ def test_a_key_that_a_part_does_not_take_is_refused(key, message):
     refuses_input(f"^{place} has no '{name}'.*{message}", check_parts, run_of(**{key: 1}))
 
 
+def test_a_misspelt_delete_of_mmpretrain_is_left_alone():
+    config = run_of()
+    config.optim_wrapper.paramwise_cfg = dict(_delete=True, norm_decay_mult=0.0)
+    check_parts(config)
+
+
 def test_hooks_are_a_list():
     message = '^custom_hooks must be a list of dicts, got {'
     config = run_of()

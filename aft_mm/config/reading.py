@@ -107,7 +107,8 @@ def _check_keys(place: str, part: Any, known: Iterable[str]) -> None:
         return
     known = sorted(known)
     for key in part:
-        if key in known or key == '_scope_':  # which mmengine adds for another package's base
+        # mmengine adds _scope_ for another package's base, and mmpretrain has a _delete.
+        if key in known or str(key).startswith('_'):
             continue
         other = LENGTHS.get(key)
         if other in known:
