@@ -7,7 +7,6 @@ ICAM, aft-pytorch and External-Attention-pytorch (:class:`AFT_FULL`).
 import torch
 from torch import Tensor, nn
 
-from .checks import refuse
 from .ops import aft_full, aft_simple
 
 __all__ = ['AFT_FULL', 'AFTFull', 'AFTLocal', 'AFTSimple', 'adaptation_attention_free_module']
@@ -27,7 +26,9 @@ def adaptation_attention_free_module(
     """
     if ninf_mask is not None:
         if not ninf_mask.is_floating_point():
-            refuse('ninf_mask', 'a tensor of floats, 0 or −inf', ninf_mask)
+            raise ValueError(
+                f'ninf_mask must be a tensor of floats, 0 or −inf, got {ninf_mask.dtype}'
+            )
         adaptation_bias = adaptation_bias + ninf_mask
     return aft_full(q, k, v, adaptation_bias)
 

@@ -210,7 +210,9 @@ def not_read(others: Mapping[str, str], advice: str = '') -> str:
 
 
 def unread_reason(path: str, kind: str) -> str:
-    """Return why a picture of a kind that :func:`find_images` found is not read."""
+    """Return why a picture of a kind that a further library reads is not read, '' for other kinds."""
+    if kind not in _LIBRARIES:
+        return ''
     return f'image {quoted(path)} cannot be read: it is {kind}; {_advice([kind])}'
 
 

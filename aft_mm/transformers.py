@@ -356,7 +356,7 @@ class AFTCache(Cache):
         #: State of the decoder; None before the prompt.
         self.state: Any = None
         self.length = self.longest = 0  # with padding, and of the longest prompt without
-        self.read: list[Tensor] = []  # tokens [B, L], in parts
+        self.read: Any = None  # a hash of the tokens of each sequence [B]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of tokens seen, padding included."""
@@ -375,7 +375,7 @@ class AFTCache(Cache):
         return False
 
     def reset(self) -> None:
-        self.state, self.length, self.longest, self.read = None, 0, 0, []
+        self.state, self.length, self.longest, self.read = None, 0, 0, None
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
@@ -383,16 +383,14 @@ class AFTCache(Cache):
 
     def check_continues(self, prompt: Tensor | None, mask: Tensor | None) -> None:
         """Refuse a prompt [B, L] that neither begins with the tokens read, nor is of new ones only."""
-        read = torch.cat(self.read, 1)
-        if prompt is not None and len(prompt) == len(read):
+        if prompt is not None and len(prompt) == len(self.read):
             length = prompt.shape[1]
             is_new = mask is not None and mask.shape[1] == self.length + length
-            begins = length > self.length and prompt[:, : self.length].equal(read)
-            if is_new or begins:
+            read = _hashed(prompt[:, : self.length]).to(self.read)
+            if is_new or length > self.length and read.equal(self.read):
                 return
-        allowed = (
-            f'the {list(read.shape)} tokens of the cache and more, or the attention_mask of both'
-        )
+        shape = [len(self.read), self.length]
+        allowed = f'the {shape} tokens of the cache and more, or the attention_mask of both'
         refuse('input_ids', allowed, prompt)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -531,8 +529,9 @@ class AFTForCausalLM(_Model, GenerationMixin):
         else:
             # Padding on the left is moved to the end: positions start at 0.
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-            if mask.is_floating_point() and not torch.isin(mask, mask.new_tensor([0, 1])).all():
-                refuse('attention_mask', '1 for tokens and 0 for padding', mask)
+            if mask.is_floating_point() and not torch.compiler.is_compiling():
+                if not torch.isin(mask, mask.new_tensor([0, 1])).all():
+                    refuse('attention_mask', '1 for tokens and 0 for padding', mask)
             given_rows = dict(attention_mask=mask, labels=labels, shift_labels=shift_labels)
             for name, given in given_rows.items():
                 if given is not None and given.shape != input_ids.shape:
@@ -588,7 +587,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
             ValueError: The cache is filled, and the prompt does not continue its tokens.
         """
         cache = self._cache_of(cache, past_key_values)
-        if cache is not None and cache.state is not None:
+        if cache is not None and cache.read is not None:
             prompt = args[0] if args else kwargs.get('input_ids', kwargs.get('inputs'))
             cache.check_continues(prompt, kwargs.get('attention_mask'))
         return super().generate(*args, **kwargs, **({} if cache is None else {CACHE_NAME: cache}))
@@ -610,7 +609,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
 
     def _reorder_cache(self, cache: AFTCache, beam_idx: Tensor) -> AFTCache:
         cache.state = self.decoder.select_state(cache.state, beam_idx)
-        cache.read = [torch.cat(cache.read, 1)[beam_idx]]
+        cache.read = cache.read[beam_idx]
         return cache
 
     def _hidden(self, tokens: Tensor, with_states: bool) -> list[Tensor]:
@@ -627,7 +626,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
     ) -> Tensor:
         longest = int(lengths.max())
         hidden, cache.state = self.decoder.prefill(tokens[:, :longest], lengths)
-        cache.length, cache.longest, cache.read = tokens.shape[1], longest, [input_ids]
+        cache.length, cache.longest, cache.read = tokens.shape[1], longest, _hashed(input_ids)
         return hidden
 
     @staticmethod
@@ -654,8 +653,16 @@ class AFTForCausalLM(_Model, GenerationMixin):
             hidden, cache.state = self.decoder.step(token, cache.state)
             logits.append(self.head.logits(hidden))
         cache.length += tokens.shape[1]
-        cache.read.append(tokens)
+        cache.read = _hashed(tokens, cache.read)
         return torch.stack(logits, 1)
+
+
+def _hashed(tokens: Tensor, before: Tensor | int = 0) -> Tensor:
+    """Return a hash [B] of tokens [B, L] that follow those of the hash `before`."""
+    powers = torch.full((tokens.shape[1] + 1,), 1_000_003, device=tokens.device)
+    powers[0] = 1
+    powers = powers.cumprod(0).flip(0)  # int64 wraps around
+    return before * powers[0] + ((tokens.long() + 1) * powers[1:]).sum(1)
 
 
 def _tokens_first(mask: Tensor) -> Tensor:

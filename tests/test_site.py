@@ -6,15 +6,17 @@ import os
 import re
 import shutil
 import subprocess
+import types
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from mmengine.config import Config
 
 import aft_mm
-from aft_mm.engine.preflight import causal_problem
-from aft_mm.layers import AFTDecay, TokenMixer
+from aft_mm.engine.preflight import causal_problem, check_causal
+from aft_mm.layers import AFTDecay, AFTMixer, Block, TokenMixer
 from aft_mm.ops.native.availability import FOLDER, digest
 
 from .documents import PAGES, ROOT, WRITTEN, blocks, text_of
@@ -140,6 +142,19 @@ def test_steps_that_differ_from_the_forward_are_named():
         return AFTDecay._mix_step(mixer, query, key, 2 * value, state)
 
     assert causal_problem(steps(), 0) == ''
+    assert causal_problem(steps().bfloat16(), 0) == ''
+    signed = Block(
+        12, dict(type='aft_mm.AFTConvSigned', num_heads=4, kernel_size=3, causal=True), (9,)
+    )
+    assert causal_problem(signed.token_mixer, 0) == ''  # which starts at 0
+    sees_all = type('SeesAll', (AFTMixer,), dict(_mix=lambda self, q, k, v, *rest: v.mean(1, True)))
+    late = sees_all(12, causal=True, grid=(70,))
+    torch.nn.init.zeros_(late.proj.weight)
+    assert 'later tokens change' in causal_problem(late, 0)
+    said, fixed = [], type('Fixed', (AFTMixer,), dict(forward=lambda self, x, condition: x))
+    logger = types.SimpleNamespace(info=said.append)
+    check_causal({}, types.SimpleNamespace(model=fixed(12, causal=True), seed=0, logger=logger))
+    assert 'the mixer Fixed was not tried as causal: ' in said[0] and 'condition' in said[0]
     message = 'a step after {} tokens differs from the forward: see {}'
     found = causal_problem(steps(prefill=TokenMixer._prefill), 0)
     assert message.format(4, '_prefill') in found

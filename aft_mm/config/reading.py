@@ -46,6 +46,8 @@ PARAMWISE = (
     *('flat_decay_mult', 'bypass_duplicate', 'dcn_offset_lr_mult'),
 )
 _BY_NAME = 'DefaultOptimWrapperConstructor'
+MULTIPLES = ('lr_mult', 'decay_mult')
+PROCESSES = ('mp_start_method', 'opencv_num_threads')
 ENVIRONMENT = ('cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit')
 
 Part = tuple[str, Any, Registry, str, tuple[str, ...]]
@@ -67,10 +69,18 @@ def check_parts(cfg: Config) -> None:
                 kind = registry.get(kind)
         _check(place, part, kind, ('type', *more))
     wrapper = cfg.get('optim_wrapper') or {}
-    if wrapper.get('constructor', _BY_NAME) == _BY_NAME:
-        _check_keys('optim_wrapper.paramwise_cfg', wrapper.get('paramwise_cfg'), PARAMWISE)
+    paramwise = wrapper.get('paramwise_cfg') or {}
+    if str(wrapper.get('constructor', _BY_NAME)).rpartition('.')[2] == _BY_NAME:
+        _check_keys('optim_wrapper.paramwise_cfg', paramwise, PARAMWISE)
+    for name, setting in (paramwise.get('custom_keys') or {}).items():
+        for key in setting:  # others are arguments of the optimizer
+            close = get_close_matches(key, MULTIPLES, n=1, cutoff=SIMILARITY)
+            if close and key not in MULTIPLES:
+                raise UserError(f'custom_keys {name!r} has {key!r}; did you mean {close[0]}?')
     _check_keys('auto_scale_lr', cfg.get('auto_scale_lr'), ('enable', 'base_batch_size'))
-    _check_keys('env_cfg', cfg.get('env_cfg'), ENVIRONMENT)
+    environment = cfg.get('env_cfg') or {}
+    _check_keys('env_cfg', environment, ENVIRONMENT)
+    _check_keys('env_cfg.mp_cfg', environment.get('mp_cfg'), PROCESSES)
 
 
 def _parts(cfg: Config) -> Iterator[Part]:
@@ -108,7 +118,7 @@ def _check_keys(place: str, part: Any, known: Iterable[str]) -> None:
     known = sorted(known)
     for key in part:
         # mmengine adds _scope_ for another package's base, and mmpretrain has a _delete.
-        if key in known or str(key).startswith('_'):
+        if key in known or key in ('_scope_', '_delete'):
             continue
         other = LENGTHS.get(key)
         if other in known:

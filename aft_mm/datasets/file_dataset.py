@@ -28,6 +28,12 @@ class FileDataset(BaseDataset):
         ValueError: If 20 files in a row are unusable.
     """
 
+    @property
+    def replaces_files(self) -> bool:
+        """Whether an unusable file is replaced by another one, as a loader of ours says which are."""
+        first = type(self.pipeline.transforms[0]) if self.pipeline.transforms else None
+        return not self.test_mode and str(getattr(first, '__module__', '')).startswith('aft_mm.')
+
     def __getitem__(self, idx: int) -> Any:
         if self.test_mode:
             return super().__getitem__(idx)

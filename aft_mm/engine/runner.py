@@ -26,7 +26,7 @@ from mmengine.dist import all_gather_object
 from mmengine.logging import MMLogger
 from mmengine.logging.logger import MMFormatter
 from mmengine.model import BaseTTAModel, is_model_wrapper
-from mmengine.optim import OptimWrapper
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import nn
@@ -393,15 +393,21 @@ class ConsoleRunner(Runner):
             return
         base: Any = auto_scale_lr.get('base_batch_size')
         check_number('auto_scale_lr.base_batch_size', base, above=0)
-        batches = getattr(optim_wrapper, '_accumulative_counts', 1)
+        is_one = not isinstance(optim_wrapper, OptimWrapperDict)
+        wrappers: list[Any] = [optim_wrapper] if is_one else list(optim_wrapper.values())
+        counts = {wrapper._accumulative_counts for wrapper in wrappers}
+        if len(counts) > 1:
+            raise UserError(f'accumulative_counts of all optimizers must be equal, got {counts}')
+        batches = counts.pop()
         if batches > 1:
             base /= batches
             self.logger.info(f'an update takes {batches} batches: of each, the base is {base:g}')
+        before = [wrapper.optimizer.param_groups[0]['lr'] for wrapper in wrappers]
         super().scale_lr(optim_wrapper, {**auto_scale_lr, 'base_batch_size': base})
-        settings = getattr(optim_wrapper, 'base_param_settings', None)
-        if settings is not None:
-            size = self.world_size * self.cfg.train_dataloader.batch_size
-            settings['lr'] *= size / base
+        for wrapper, rate in zip(wrappers, before, strict=True):
+            if wrapper.base_param_settings is not None and rate:
+                ratio = wrapper.optimizer.param_groups[0]['lr'] / rate
+                wrapper.base_param_settings['lr'] *= ratio
 
     def train(self) -> nn.Module:
         self._introduce()

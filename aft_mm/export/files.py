@@ -25,6 +25,8 @@ from .graphs import Call, Graph, graph_modules
 OPSET = 20
 ONNX = ('onnx', 'onnxscript', 'onnxruntime')
 NOTES = 'aft_mm.json'  # in OUT.pt2
+#: Metadata that say what the input is.
+OF_INPUT = ('task', 'size', 'dynamic', 'mean', 'std', 'channels', 'longest_prompt', 'image_shape')
 
 
 class GraphFile(ABC):
@@ -71,14 +73,16 @@ class GraphFile(ABC):
                 f'{str(self.notes)!r} must be free for the metadata of {self.path.name}, got a '
                 'file of something else; name another OUT'
             )
-        name = earlier.pop('file', self.path.name)
-        if name != self.path.name and self.path.with_name(name).exists():
-            differing = [key for key in earlier if earlier[key] != plain(graph.metadata).get(key)]
-            if differing:
-                raise UserError(
-                    f'{str(self.notes)!r} is that of {name}, of another {differing[0]}; name '
-                    'another OUT'
-                )
+        name = earlier.get('file', self.path.name)
+        if name == self.path.name or not self.path.with_name(name).exists():
+            return
+        metadata = json.loads(json.dumps(graph.metadata, default=str))
+        differing = [key for key in OF_INPUT if earlier.get(key) != metadata.get(key)]
+        if differing:
+            raise UserError(
+                f'{str(self.notes)!r} holds the metadata of {name}, whose {differing[0]} is another; '
+                'remove that file or name another OUT'
+            )
 
     def write_notes(self, graph: Graph) -> None:
         notes = {'file': self.path.name, **graph.metadata}
@@ -317,12 +321,6 @@ class OpenVINOFile(GraphFile):
 FORMATS: Mapping[str, type[GraphFile]] = {
     kind.suffix: kind for kind in (OnnxFile, OpenVINOFile, TorchFile)
 }
-
-
-def plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metadata as they are read back from JSON."""
-    read: dict[str, Any] = json.loads(json.dumps(metadata, default=str))
-    return read
 
 
 def as_texts(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -58,10 +58,8 @@ def load_exported(config: Config, path: str | os.PathLike) -> Any:
     model = build_model(config)
     model.dataset_meta = {key: json.loads(metadata[key]) for key in DATASET_META if key in metadata}
     expected = as_texts(describe_images(config, model, channels))
-    for key in ('resize', 'mean', 'std', 'channels'):
-        if ' at 0x' in metadata.get(key, ' at 0x'):  # left out, or objects with an address
-            continue
-        if metadata[key] != expected.get(key):
+    for key in ('mean', 'std', 'channels'):
+        if metadata.get(key) != expected.get(key):
             raise UserError(
                 f'{key} of {str(path)!r} must be that of {config.filename}, '
                 f'{expected.get(key)!s:.80}, got {metadata[key]!s:.80}; export the checkpoint with it'

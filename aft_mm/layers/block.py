@@ -97,7 +97,7 @@ class Block(Resettable):
             proj_drop=drop_rate,
         )
         self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6)
-        _check_type(token_mixer['type'])
+        _check_type(token_mixer.get('type'))
         self.token_mixer = MODELS.build({**context, **token_mixer})
         self.norm_cross: Any = None
         self.cross_mixer: TokenMixer | None = None
@@ -245,10 +245,11 @@ def _check_type(name: Any) -> None:
     ours, theirs = MODELS.module_dict, getattr(MODELS, 'parent', MODELS).module_dict
     if isinstance(name, str) and name in ours and theirs.get(name, ours[name]) is not ours[name]:
         allowed = f'aft_mm.{name}, or mmengine.{name} for that of {theirs[name].__module__}'
-        refuse('the type of token_mixer', allowed, name)
+        refuse('the type of a mixer', allowed, name)
 
 
 def _build_cross_mixer(config: dict[str, Any]) -> TokenMixer:
+    _check_type(config.get('type'))
     mixer: TokenMixer = MODELS.build(config)
     biased = mixer.position_bias() is not None and not mixer.biased_memory
     if not mixer.takes_memory or mixer.causal or biased:

@@ -82,7 +82,8 @@ def test_the_new_config_trains(kind, name, write, length, metric, tool, tmp_path
     tool('train').main(['my.py', '--work-dir', 'work', '--cfg-options', *options])
     shown = capfd.readouterr().out
     assert 'loading annotations' not in shown and 'Running per image' not in shown
-    assert 'next       aft_mm predict my.py work/' in shown
+    config = 'work/my.py' if length is LOW else 'my.py'  # with the option of the model
+    assert f'next       aft_mm predict {config} work/' in shown
     (log,) = (tmp_path / 'work').glob('*/vis_data/scalars.json')
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert any(metric in record for record in records)

@@ -82,6 +82,11 @@ SETTINGS = [
         'optim_wrapper.paramwise_cfg.norm_decay_mul=0',
         "paramwise_cfg has no 'norm_decay_mul'; did you mean norm_decay_mult",
     ),
+    (
+        'optim_wrapper.paramwise_cfg.custom_keys.pos_bias.decay_mul=0',
+        "custom_keys 'pos_bias' has 'decay_mul'; did you mean decay_mult",
+    ),
+    ('env_cfg.mp_cfg.opencv_num_thread=0', "mp_cfg has no 'opencv_num_thread'; did you mean open"),
     ('model.backbone.init_cfg.type=Nope', 'Nope is not in the .*weight initializer registry'),
     ('auto_scale_lr.base_batchsize=8', "auto_scale_lr has no 'base_batchsize'; did you mean base_"),
     (

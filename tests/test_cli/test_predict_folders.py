@@ -89,11 +89,13 @@ def test_pictures_that_are_not_read_are_results_without_one(photos, tiny_classif
     (photos / 'c.heic').write_bytes(b'\x00\x00\x00\x18ftypheic' + bytes(20))
     (photos / 'd.cr2').write_bytes(b'II*\x00' + bytes(20))
     words = ['predict', *tiny_classifier, 'photos', '--out', 'out', '--device', 'cpu']
-    message = "2 of 4 images have no result: image 'photos/c.heic' cannot be read: it is HEIC; "
+    message = "1 of 3 images have no result: image 'photos/c.heic' cannot be read: it is HEIC; "
     stops(message, main, words)
-    assert capsys.readouterr().out.startswith('2 images: out/')
+    shown = capsys.readouterr().out
+    assert shown.startswith('2 images: out/')
+    assert "1 file was not read: camera RAW (1), first 'photos/d.cr2'" in shown  # as next to a JPEG
     written = {one['path']: one for one in json.load(open('out/predictions.json'))}
-    assert len(written) == 4 and 'it is camera RAW' in written['photos/d.cr2']['error']
+    assert len(written) == 3 and 'it is HEIC' in written['photos/c.heic']['error']
 
 
 def test_a_folder_with_the_name_of_an_image_is_a_folder(photos, tiny_classifier, capsys):

@@ -353,7 +353,10 @@ class TestCheckImagesHook:
         self.check_dataset(dataset)
         path.write_bytes(path.read_bytes()[:-20])
         refuses_input(rf"'{path}' of the training set is truncated", self.check_dataset, dataset)
-        self.check_dataset(DATASETS.build(config))  # training replaces such files
+        pipeline = [dict(type='aft_mm.LoadRGBImage')]  # with which training replaces such files
+        self.check_dataset(DATASETS.build(dict(config, pipeline=pipeline)))
+        message = rf"'{path}' of the training set is truncated"
+        refuses_input(message, self.check_dataset, DATASETS.build(config))
 
     def test_data_without_files_passes(self):
         self.check_dataset(torch.utils.data.TensorDataset(torch.zeros(3, 1)))

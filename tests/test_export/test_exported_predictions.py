@@ -233,7 +233,7 @@ def test_a_file_of_another_input_says_so(classifier, tmp_path):
     with pytest.raises(SystemExit, match='does not say how to resize images'):
         [*load_script('examples/predict_onnx').classify(tmp_path / 'wide.onnx', [])]
     stops(
-        'wide.json. is that of wide.onnx, of another size; name another OUT',
+        'wide.json. holds the metadata of wide.onnx, whose size is another; remove',
         export,
         [config, checkpoint, tmp_path / 'wide.pt2', '--size', 96, 64],
     )

@@ -40,9 +40,7 @@ def test_a_name_of_two_mixers_needs_its_package():
 
     try:
         MODELS.register_module(module=TokenShift)
-        message = (
-            'type of token_mixer must be aft_mm.TokenShift, or mmengine.TokenShift for that of'
-        )
+        message = 'type of a mixer must be aft_mm.TokenShift, or mmengine.TokenShift for that of'
         with pytest.raises(ValueError, match=message):
             Block(12, dict(type='TokenShift'))
         assert type(Block(12, dict(type='mmengine.TokenShift')).token_mixer) is TokenShift

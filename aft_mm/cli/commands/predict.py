@@ -61,9 +61,12 @@ def image_files(inputs: Sequence[str]) -> tuple[list[str], dict[str, str], str]:
     if len(bad) == len(paths):
         raise UserError(next(iter(bad.values())))
     read = [path for path in paths if path not in bad]
-    bad |= {path: unread_reason(path, kind) for path, kind in others.items()}
-    number = counted(len(folders), 'folder')
-    return read, bad, f'{number} not read, first {min(folders.values())}' if folders else ''
+    reasons = {path: unread_reason(path, kind) for path, kind in others.items()}
+    bad |= {path: reason for path, reason in reasons.items() if reason}
+    notes = [not_read({path: kind for path, kind in others.items() if not reasons[path]})]
+    if folders:
+        notes.append(f'{counted(len(folders), "folder")} not read, first {min(folders.values())}')
+    return read, bad, '\n'.join(filter(None, notes))
 
 
 def problem(path: str) -> str:

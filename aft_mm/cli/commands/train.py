@@ -58,7 +58,8 @@ OF_ONE_RUN = ('--resume', '--work-dir', '--launcher', '--local-rank', '--local_r
 #: Entries of a config that matter to the training only.
 OF_TRAINING = frozenset(
     {
-        *('train_cfg', 'val_cfg', 'train_dataloader', 'optim_wrapper', 'param_scheduler'),
+        *('train_cfg', 'train_dataloader', 'val_cfg', 'val_dataloader', 'val_evaluator'),
+        *('optim_wrapper', 'param_scheduler'),
         *('default_hooks', 'custom_hooks', 'randomness', 'env_cfg', 'auto_scale_lr', 'compile'),
         *('load_from', 'resume', 'work_dir', 'log_level', 'visualizer', 'experiment_name'),
     }
@@ -125,9 +126,9 @@ def train(args: argparse.Namespace, run: Run) -> None:
             with literal_text():  # in the pictures of hooks
                 runner.train()
         except Stopped:
-            report(runner, config_of(args, runner), stopped=True)
+            report(runner, args, stopped=True)
             raise
-    report(runner, config_of(args, runner), stopped=run.signals.received is not None)
+    report(runner, args, stopped=run.signals.received is not None)
 
 
 def command_of(args: argparse.Namespace) -> str:
@@ -138,17 +139,12 @@ def command_of(args: argparse.Namespace) -> str:
     return shlex.join(['aft_mm', 'train', *words])
 
 
-def config_of(args: argparse.Namespace, runner: Runner) -> str:
-    """Return the config for the next commands: with options that these need, the one in the work dir."""
-    keys = {key.partition('.')[0] for key in args.cfg_options or {}}
-    return whole_config(runner) if keys - OF_TRAINING else args.config
-
-
 def whole_config(runner: Runner) -> str:
+    """Return the path of the config in the work dir, which has the options of the command."""
     return os.path.relpath(os.path.join(runner.work_dir, os.path.basename(runner.cfg.filename)))
 
 
-def report(runner: Runner, config: str, stopped: bool = False) -> None:
+def report(runner: Runner, args: argparse.Namespace, stopped: bool = False) -> None:
     """Judge the training, plot it unless it was stopped, and name its checkpoint and the next command."""
     hook = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
     best = getattr(hook, 'best_ckpt_path', None)
@@ -191,12 +187,16 @@ def report(runner: Runner, config: str, stopped: bool = False) -> None:
                     *('confusion', whole_config(runner), checkpoint, '--split', 'val'),
                     out=f'{runner.work_dir}/confusion.png',
                 )
-        ours = configs_by_name().get(Path(config).stem) == Path(config)
-        words = [Path(config).stem if ours else config, lines['checkpoint']]
+        ours = configs_by_name().get(Path(args.config).stem) == Path(args.config)
+        config = Path(args.config).stem if ours else args.config
         if summary.step:
-            lines['advice'] = advice(summary.step, runner, words[0])
+            lines['advice'] = advice(summary.step, runner, config)
         use, more = next_command(runner.cfg)
-        lines['next'] = f'{shlex.join(["aft_mm", use, *words])} {more}'.rstrip()
+        if {key.partition('.')[0] for key in args.cfg_options or {}} - OF_TRAINING:
+            config = whole_config(runner)
+        lines['next'] = (
+            f'{shlex.join(["aft_mm", use, config, lines["checkpoint"]])} {more}'.rstrip()
+        )
     in_all = 'in all ' * bool(runner.cfg.get('resume'))
     title = f' trained {counted(runner.iter, "iteration")} {in_all}'
     print(f'{title:─^80}')

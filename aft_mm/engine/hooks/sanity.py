@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from aft_mm.checks import check_int
-from aft_mm.datasets.file_dataset import FileDataset
 from aft_mm.errors import UserError
 from aft_mm.images import check_image
 from aft_mm.registry import HOOKS
@@ -51,7 +50,7 @@ class CheckImagesHook(Hook):
         dataset: Any = loader.dataset
         if not hasattr(dataset, 'get_data_info'):  # not one of mmengine's
             return
-        if isinstance(dataset, FileDataset) and not dataset.test_mode:  # it replaces such files
+        if getattr(dataset, 'replaces_files', False):
             return
         infos = map(dataset.get_data_info, range(runner.rank, len(dataset), runner.world_size))
         # Once each, also in a RepeatDataset.
