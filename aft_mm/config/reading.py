@@ -46,6 +46,7 @@ PARAMWISE = (
     *('flat_decay_mult', 'bypass_duplicate', 'dcn_offset_lr_mult'),
 )
 _BY_NAME = 'DefaultOptimWrapperConstructor'
+#: Entries of its custom_keys, of env_cfg.mp_cfg and of env_cfg.
 MULTIPLES = ('lr_mult', 'decay_mult')
 PROCESSES = ('mp_start_method', 'opencv_num_threads')
 ENVIRONMENT = ('cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit')
@@ -73,7 +74,7 @@ def check_parts(cfg: Config) -> None:
     if str(wrapper.get('constructor', _BY_NAME)).rpartition('.')[2] == _BY_NAME:
         _check_keys('optim_wrapper.paramwise_cfg', paramwise, PARAMWISE)
     for name, setting in (paramwise.get('custom_keys') or {}).items():
-        for key in setting:  # others are arguments of the optimizer
+        for key in setting if isinstance(setting, dict) else ():  # others are the optimizer's
             close = get_close_matches(key, MULTIPLES, n=1, cutoff=SIMILARITY)
             if close and key not in MULTIPLES:
                 raise UserError(f'custom_keys {name!r} has {key!r}; did you mean {close[0]}?')

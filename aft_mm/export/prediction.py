@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from mmengine.config import Config
 from torch import Tensor
@@ -13,7 +14,7 @@ from aft_mm.apis.loading import build_model
 from aft_mm.errors import UserError
 from aft_mm.structures import DATASET_META
 
-from .files import FORMATS, as_texts
+from .files import FORMATS
 from .graphs import TASKS, Graph, describe_images, type_of
 from .image_graphs import IMAGE_MODELS
 
@@ -57,12 +58,14 @@ def load_exported(config: Config, path: str | os.PathLike) -> Any:
     example = dict(image=torch.empty(1, channels, *size))
     model = build_model(config)
     model.dataset_meta = {key: json.loads(metadata[key]) for key in DATASET_META if key in metadata}
-    expected = as_texts(describe_images(config, model, channels))
-    for key in ('mean', 'std', 'channels'):
-        if metadata.get(key) != expected.get(key):
+    expected = describe_images(config, model, channels)
+    given = {key: json.loads(metadata[key]) for key in ('mean', 'std')}
+    for key, values in {**given, 'channels': metadata.get('channels')}.items():
+        close = values == expected.get(key) or key in given and np.allclose(values, expected[key])
+        if not close:
             raise UserError(
-                f'{key} of {str(path)!r} must be that of {config.filename}, '
-                f'{expected.get(key)!s:.80}, got {metadata[key]!s:.80}; export the checkpoint with it'
+                f'{key} of {str(path)!r} must be that of {config.filename}, {expected.get(key)}, got '
+                f'{values}; export the checkpoint with it'
             )
     with quiet():
         call = file.load(Graph('', model, example, [*wrapper.outputs]))

@@ -163,6 +163,7 @@ def test_the_metadata_are_those_of_the_config(classifier):
     settings = Config.fromfile(config).data_preprocessor
     assert about['mean'] == pytest.approx(settings.mean, rel=1e-6)
     assert about['std'] == pytest.approx(settings.std, rel=1e-6)
+    assert about.pop('file') == 'model.onnx'
     texts = FORMATS['.onnx'](out).metadata()
     for key, value in about.items():
         assert (texts[key] if isinstance(value, str) else json.loads(texts[key])) == value
