@@ -213,7 +213,11 @@ def unread_reason(path: str, kind: str) -> str:
     """Return why a picture of a kind that a further library reads is not read, '' for other kinds."""
     if kind not in _LIBRARIES:
         return ''
-    return f'image {quoted(path)} cannot be read: it is {kind}; {_advice([kind])}'
+    return f'image {quoted(path)} {_unread(kind)}'
+
+
+def _unread(kind: str) -> str:
+    return f'cannot be read: it is {kind}; {_advice([kind])}'
 
 
 def _advice(kinds: Collection[str]) -> str:
@@ -409,7 +413,7 @@ def _opened(
         reason = reason_of(error)
         problem = damaged if reason == DAMAGED else f'cannot be read: {reason}'
         if isinstance(error, UnidentifiedImageError) and kind not in ('', 'TIFF', *_READ):
-            problem = f'cannot be read: it is {kind}; {_advice([kind])}'
+            problem = _unread(kind)
         raise UnusableFile(f'{what} {problem}') from error
 
 

@@ -40,12 +40,12 @@ _OF_WRAPPERS = ('optimizer', 'constructor', 'paramwise_cfg')
 _OF_SCHEDULERS = ('convert_to_iter_based',)
 _PASSED = {'self', 'runner', 'dataloader', 'evaluator', 'params', 'optimizer', 'param_name'}
 
-#: Settings of mmengine's constructor of optimizers, the default.
+#: mmengine's default constructor of optimizers, and its settings.
+CONSTRUCTOR = 'DefaultOptimWrapperConstructor'
 PARAMWISE = (
     *('custom_keys', 'bias_lr_mult', 'bias_decay_mult', 'norm_decay_mult', 'dwconv_decay_mult'),
     *('flat_decay_mult', 'bypass_duplicate', 'dcn_offset_lr_mult'),
 )
-_BY_NAME = 'DefaultOptimWrapperConstructor'
 #: Entries of its custom_keys, of env_cfg.mp_cfg and of env_cfg.
 MULTIPLES = ('lr_mult', 'decay_mult')
 PROCESSES = ('mp_start_method', 'opencv_num_threads')
@@ -69,9 +69,14 @@ def check_parts(cfg: Config) -> None:
             with parent.switch_scope_and_registry(part.get('_scope_', scope)) as registry:
                 kind = registry.get(kind)
         _check(place, part, kind, ('type', *more))
+    _check_read_by_name(cfg)
+
+
+def _check_read_by_name(cfg: Config) -> None:
+    """Refuse keys of dicts from which mmengine gets those that it knows and ignores others."""
     wrapper = cfg.get('optim_wrapper') or {}
     paramwise = wrapper.get('paramwise_cfg') or {}
-    if str(wrapper.get('constructor', _BY_NAME)).rpartition('.')[2] == _BY_NAME:
+    if str(wrapper.get('constructor', CONSTRUCTOR)).rpartition('.')[2] == CONSTRUCTOR:
         _check_keys('optim_wrapper.paramwise_cfg', paramwise, PARAMWISE)
     for name, setting in (paramwise.get('custom_keys') or {}).items():
         for key in setting if isinstance(setting, dict) else ():  # others are the optimizer's

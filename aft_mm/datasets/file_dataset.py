@@ -31,8 +31,9 @@ class FileDataset(BaseDataset):
     @property
     def replaces_files(self) -> bool:
         """Whether an unusable file is replaced by another one, as a loader of ours says which are."""
-        first = type(self.pipeline.transforms[0]) if self.pipeline.transforms else None
-        return not self.test_mode and str(getattr(first, '__module__', '')).startswith('aft_mm.')
+        loaders = self.pipeline.transforms[:1]
+        ours = any(type(loader).__module__.startswith('aft_mm.') for loader in loaders)
+        return ours and not self.test_mode
 
     def __getitem__(self, idx: int) -> Any:
         if self.test_mode:

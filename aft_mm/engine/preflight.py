@@ -207,10 +207,15 @@ def check_regularization(config: Config, runner: Runner) -> None:
         )
 
 
+def causal_mixers(runner: Runner) -> list[Any]:
+    modules: Iterator[Any] = runner.model.modules()
+    return [module for module in modules if hasattr(module, 'has_steps') and module.causal]
+
+
 def check_steps(config: Config, runner: Runner) -> None:
     """Refuse a causal mixer without single steps, or warn if nothing samples."""
-    causal = (layer for layer in runner.model.modules() if getattr(layer, 'causal', False))
-    without = next((type(x).__name__ for x in causal if not getattr(x, 'has_steps', True)), None)
+    causal = causal_mixers(runner)
+    without = next((type(mixer).__name__ for mixer in causal if not mixer.has_steps), None)
     if without is None:
         return
     loop = (runner.cfg.get('test_cfg') or {}).get('type') or ''
@@ -226,9 +231,7 @@ def check_steps(config: Config, runner: Runner) -> None:
 
 def check_causal(config: Config, runner: Runner) -> None:
     """Refuse a causal mixer of the user that sees later tokens, or whose steps differ."""
-    mixers = (x for x in runner.model.modules() if hasattr(x, 'has_steps'))
-    causal: Iterator[Any] = (mixer for mixer in mixers if mixer.causal)
-    for kind, mixer in {type(mixer): mixer for mixer in causal}.items():
+    for kind, mixer in {type(mixer): mixer for mixer in causal_mixers(runner)}.items():
         if kind.__module__.startswith('aft_mm.'):
             continue
         state = random_state()

@@ -76,8 +76,7 @@ class GraphFile(ABC):
         name = earlier.get('file', self.path.name)
         if name == self.path.name or not self.path.with_name(name).exists():
             return
-        metadata = json.loads(json.dumps(graph.metadata, default=str))
-        differing = [key for key in OF_INPUT if earlier.get(key) != metadata.get(key)]
+        differing = [key for key in OF_INPUT if earlier.get(key) != graph.metadata.get(key)]
         if differing:
             raise UserError(
                 f'{str(self.notes)!r} holds the metadata of {name}, whose {differing[0]} is another; '

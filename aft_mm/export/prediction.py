@@ -1,4 +1,5 @@
 import json
+import operator
 import os
 import warnings
 from functools import partial
@@ -59,13 +60,13 @@ def load_exported(config: Config, path: str | os.PathLike) -> Any:
     model = build_model(config)
     model.dataset_meta = {key: json.loads(metadata[key]) for key in DATASET_META if key in metadata}
     expected = describe_images(config, model, channels)
-    given = {key: json.loads(metadata[key]) for key in ('mean', 'std')}
-    for key, values in {**given, 'channels': metadata.get('channels')}.items():
-        close = values == expected.get(key) or key in given and np.allclose(values, expected[key])
-        if not close:
+    stored = {**metadata, **{key: json.loads(metadata[key]) for key in ('mean', 'std')}}
+    equal: dict[str, Any] = dict(mean=np.allclose, std=np.allclose, channels=operator.eq)
+    for key, are_equal in equal.items():
+        if not are_equal(stored.get(key), expected.get(key)):
             raise UserError(
                 f'{key} of {str(path)!r} must be that of {config.filename}, {expected.get(key)}, got '
-                f'{values}; export the checkpoint with it'
+                f'{stored.get(key)}; export the checkpoint with it'
             )
     with quiet():
         call = file.load(Graph('', model, example, [*wrapper.outputs]))

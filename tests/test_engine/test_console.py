@@ -10,6 +10,7 @@ import torch
 from mmengine.config import Config
 from mmengine.evaluator import Evaluator
 from mmengine.logging import HistoryBuffer, MessageHub, MMLogger
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import LogProcessor
 from torch import nn
 
@@ -176,6 +177,13 @@ def test_the_rate_follows_the_samples_of_an_update(runner, capfd):
     rates = {group['lr'] for group in built.optim_wrapper.param_groups}
     assert rates == {3e-3 * 3, 6e-3 * 3}
     assert built.optim_wrapper.get_lr()['base_lr'] == [3e-3 * 3]
+    optimizers = {name: torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0) for name in 'ab'}
+    several = OptimWrapperDict(**{name: OptimWrapper(x, 4) for name, x in optimizers.items()})
+    built.scale_lr(several, dict(enable=True, base_batch_size=8))
+    assert [optimizer.param_groups[0]['lr'] for optimizer in optimizers.values()] == [3.0, 3.0]
+    several['b']._accumulative_counts = 2
+    with pytest.raises(UserError, match='accumulative_counts of all optimizers must be equal'):
+        built.scale_lr(several, dict(enable=True, base_batch_size=8))
     with pytest.raises(ValueError, match='auto_scale_lr.base_batch_size must be a finite number'):
         built.scale_lr(built.optim_wrapper, dict(enable=True, base_batch_size='8'))
 

@@ -352,10 +352,10 @@ class TestCheckImagesHook:
         dataset = DATASETS.build(dict(config, test_mode=True))
         self.check_dataset(dataset)
         path.write_bytes(path.read_bytes()[:-20])
-        refuses_input(rf"'{path}' of the training set is truncated", self.check_dataset, dataset)
+        message = rf"'{path}' of the training set is truncated"
+        refuses_input(message, self.check_dataset, dataset)
         pipeline = [dict(type='aft_mm.LoadRGBImage')]  # with which training replaces such files
         self.check_dataset(DATASETS.build(dict(config, pipeline=pipeline)))
-        message = rf"'{path}' of the training set is truncated"
         refuses_input(message, self.check_dataset, DATASETS.build(config))
 
     def test_data_without_files_passes(self):

@@ -86,11 +86,9 @@ def test_the_lead_of_a_hybrid_is_not_shown_after_28_epochs():
     assert len(seeds) == 3 and lead.p > 0.05
     shown = (
         'AFT-conv there has {:.1f} ± {:.1f} % ({:.1f}, {:.1f}, {:.1f}), {:+.1f} ± {:.1f} points '
-    )
-    shown += (
         'over three convolutions: *inconclusive* (p = {:.2f} before the correction). So the gain '
+        'of seven epochs, {:.1f} ± {:.1f} points, is not shown after 28.'
     )
-    shown += 'of seven epochs, {:.1f} ± {:.1f} points, is not shown after 28.'
     numbers = [*mean_and_half(seeds), *seeds, lead.mean, lead.half, lead.p, early.mean, early.half]
     assert shown.format(*numbers) in text
     (softmax,) = values(LONGER[0], 'hybrid-depthwise-conv-deit-*', LONGER[1])
