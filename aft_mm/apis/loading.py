@@ -17,10 +17,11 @@ from modelindex.models.Model import Model
 from torch import nn
 
 import aft_mm.registry  # noqa: F401, the safe loading of checkpoints
-from aft_mm.checkpoint import load_weights
+from aft_mm.checkpoint import CONFIG_TEXT, load_weights
 from aft_mm.checks import check_text
 from aft_mm.config.finding import INDEX, check_checkpoint, install_root, our_config
 from aft_mm.config.reading import import_scope, read_config
+from aft_mm.config.trained import warn_of_other_options
 from aft_mm.errors import UserError
 
 FilePath: TypeAlias = str | os.PathLike[str]
@@ -103,7 +104,9 @@ def load_trained(model: Any, config: Config, checkpoint: FilePath) -> None:
     """Load the weights and ``dataset_meta`` of a checkpoint into the model of a config."""
     weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), 'cpu', 'silent')
     load_weights(model, weights, name=str(config.filename))
-    model.dataset_meta = (weights.get('meta') or {}).get('dataset_meta') or {}
+    meta = weights.get('meta') or {}
+    warn_of_other_options(config, meta.get(CONFIG_TEXT, ''))
+    model.dataset_meta = meta.get('dataset_meta') or {}
 
 
 def load_model(

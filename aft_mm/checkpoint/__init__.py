@@ -9,12 +9,13 @@ from .latest import (
     remove_parts,
     write_pointer,
 )
-from .loading import load_from_http, load_from_hub, load_from_local, load_weights
+from .loading import CONFIG_TEXT, load_from_http, load_from_hub, load_from_local, load_weights
 from .plain_types import HUB_KEYS, plain_hub, plain_value
 from .safetensors import read_safetensors, write_safetensors
 
 __all__ = [
     'ATOMIC_BACKEND',
+    'CONFIG_TEXT',
     'HUB_KEYS',
     'average',
     'averaged',

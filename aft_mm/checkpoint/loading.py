@@ -42,6 +42,8 @@ _TIMEOUT = 60  # seconds without a byte
 #: Bounds of a download, with their environment variables.
 MAX_SECONDS = 'AFT_MM_DOWNLOAD_SECONDS', 3600
 MAX_BYTES = 'AFT_MM_DOWNLOAD_BYTES', 20 * 10**9
+#: Entry of a loaded checkpoint's meta with the text of the config of its training.
+CONFIG_TEXT = 'config_text'
 _BLOCK = 2**20  # bytes
 _LONGEST_PATH = 4096
 
@@ -363,9 +365,11 @@ LOADERS = {
 
 
 def load_for_mmengine(kind: str, filename: str, map_location: Any = None) -> dict:
-    """Load a checkpoint without the config text that mmengine's inferencers would execute."""
+    """Load a checkpoint, the config text renamed that mmengine's inferencers would execute."""
     checkpoint = LOADERS[kind](filename, map_location)
-    checkpoint.get('meta', {}).pop('cfg', None)
+    meta = checkpoint.get('meta', {})
+    if 'cfg' in meta:
+        meta[CONFIG_TEXT] = str(meta.pop('cfg'))
     return checkpoint
 
 

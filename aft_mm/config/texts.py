@@ -1,5 +1,6 @@
 """Texts of the user, and values in the text of a config."""
 
+import ast
 import json
 import os
 from collections.abc import Callable
@@ -87,3 +88,36 @@ def _with_literals(value: Any) -> Any:
         kind = next(kind for kind in (list, tuple, set, frozenset) if isinstance(value, kind))
         return kind(map(_with_literals, value))
     return Literal(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
+
+
+def assigned(config: str, variable: str) -> ast.expr | None:
+    """Return the expression that the text of a config assigns to a variable, None if there is none."""
+    try:
+        statements = ast.parse(config).body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # of a damaged text
+        return None
+    for statement in statements:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == variable:
+            return statement.value
+    return None
+
+
+class DictCalls(ast.NodeTransformer):
+    """Write ``dict(a=1)`` as ``{'a': 1}``, which is a literal."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802 - the name that ast calls
+        self.generic_visit(node)
+        if ast.unparse(node.func) != 'dict' or node.args:
+            return node
+        keys: list[ast.expr | None] = [ast.Constant(word.arg) for word in node.keywords]
+        return ast.Dict(keys, [word.value for word in node.keywords])
+
+
+def entry(config: str, name: str) -> dict[str, Any]:
+    """Return a dict of the text of a config, without running it; empty if there is none."""
+    value = assigned(config, name)
+    try:
+        found = None if value is None else ast.literal_eval(DictCalls().visit(value))
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {}

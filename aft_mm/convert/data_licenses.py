@@ -5,6 +5,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from aft_mm.config.texts import assigned
 from aft_mm.errors import UserError
 
 FREE = 'Apache-2.0'
@@ -82,17 +83,6 @@ DATA_SETS = {
         'Wall Street Journal', 'agreement with the LDC', False, None, 'aft_mm.KaldiFeatures'
     ),
 }
-
-
-def assigned(config: str, variable: str) -> ast.expr | None:
-    try:
-        statements = ast.parse(config).body
-    except SyntaxError:
-        return None
-    for statement in statements:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == variable:
-            return statement.value
-    return None
 
 
 def setting(config: str, variable: str, key: str) -> str | None:

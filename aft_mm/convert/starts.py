@@ -1,6 +1,5 @@
 """The trained backbone from which a training on own data starts."""
 
-import ast
 import os
 from collections.abc import Callable
 from functools import partial
@@ -13,11 +12,10 @@ from torch import nn
 
 from aft_mm.checkpoint import load_from_local
 from aft_mm.config.finding import check_checkpoint
-from aft_mm.config.texts import Literal
+from aft_mm.config.texts import Literal, entry
 from aft_mm.errors import UserError
 from aft_mm.models import AFTViT
 
-from .data_licenses import assigned
 from .packages import STARTS
 from .vit_weights import save_converted
 
@@ -68,27 +66,6 @@ param_scheduler = [
 """
 SPEED = 40e9  # multiply-adds of a backbone in a second of one CPU thread
 LINES = {'image-folder': PHOTOS, 'coco': BOXES, 'voc': BOXES, 'masks': MASKS}
-
-
-class DictCalls(ast.NodeTransformer):
-    """Write ``dict(a=1)`` as ``{'a': 1}``, which is a literal."""
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802 - the name that ast calls
-        self.generic_visit(node)
-        if ast.unparse(node.func) != 'dict' or node.args:
-            return node
-        keys: list[ast.expr | None] = [ast.Constant(word.arg) for word in node.keywords]
-        return ast.Dict(keys, [word.value for word in node.keywords])
-
-
-def entry(config: str, name: str) -> dict[str, Any]:
-    """Return a dict of the text of a config, without running it; empty if there is none."""
-    value = assigned(config, name)
-    try:
-        found = None if value is None else ast.literal_eval(DictCalls().visit(value))
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {}
 
 
 class Start(NamedTuple):

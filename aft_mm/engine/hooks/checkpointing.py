@@ -24,6 +24,7 @@ from torch import Tensor
 
 from aft_mm.checkpoint import (
     ATOMIC_BACKEND,
+    CONFIG_TEXT,
     load_weights,
     plain_hub,
     plain_value,
@@ -31,6 +32,7 @@ from aft_mm.checkpoint import (
     write_pointer,
 )
 from aft_mm.checks import check_int, check_number
+from aft_mm.config.trained import warn_of_other_options
 from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 from aft_mm.structures import BEST_SCORE
@@ -491,6 +493,10 @@ class CheckpointCompatibilityHook(Hook):
             )
         if self.strict:
             _check_subwords(runner, checkpoint.get('meta', {}), self.resume)
+        if CONFIG_TEXT in checkpoint.get('meta', {}):
+            trained = checkpoint['meta'][CONFIG_TEXT]
+            # A start may have another head.
+            warn_of_other_options(runner.cfg, trained, '' if self.strict else 'token_mixer')
         resized = load_weights(task_model(runner), checkpoint, runner.experiment_name, self.strict)
         if resized and self.resume:
             raise UserError(
