@@ -372,11 +372,12 @@ class ConsoleRunner(Runner):
         return logger
 
     def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
-        """Build the wrapper, and warn if weight decay pulls position biases to 0."""
+        """Build the wrapper; warn if it decays position biases to 0 or has rates of no parameter."""
         built = super().build_optim_wrapper(optim_wrapper)
         if built is not optim_wrapper and isinstance(built, OptimWrapper):
-            warning = decayed_biases(self.model, built)
-            if warning:
+            settings = optim_wrapper.get('paramwise_cfg') or {}
+            warnings = decayed_biases(self.model, built), unused_rates(self.model, settings)
+            for warning in filter(None, warnings):
                 self.logger.warning(warning)
         return built
 
@@ -450,4 +451,15 @@ def decayed_biases(model: nn.Module, optim_wrapper: OptimWrapper) -> str:
         f'weight decay of {decay:g} pulls {len(names)} position biases to 0, such as {first}; '
         'paramwise_cfg.custom_keys=dict(pos_bias=dict(decay_mult=0.)) of optim_wrapper leaves '
         'them alone'
+    )
+
+
+def unused_rates(model: nn.Module, paramwise: dict) -> str:
+    keys = [key for key, own in paramwise.get('custom_keys', {}).items() if 'lr_mult' in own]
+    names = [name for name, _ in model.named_parameters()]
+    unused = [repr(key) for key in keys if not any(key in name for name in names)]
+    if not unused:
+        return ''
+    return (
+        f'no parameter of the model has lr_mult of paramwise_cfg.custom_keys: {", ".join(unused)}'
     )
