@@ -11,14 +11,16 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from aft_mm.cli.commands import train as train_command
 from aft_mm.datasets import ImageFolder
+from aft_mm.engine import CheckpointCompatibilityHook
 from aft_mm.engine.preflight import check_overlap, check_same_classes
 from aft_mm.errors import UserError
 from aft_mm.images import IMAGE_SUFFIXES
 
-from .errors import stops
+from .errors import refuses_input, stops
 from .helpers import ROOT, command
 
 FOLDER = ROOT / 'configs/own_data'
@@ -153,6 +155,30 @@ def test_classes_in_another_order_are_refused():
     check_same_classes(Set(), Set('a'))  # a set that names none
     with pytest.raises(UserError, match='2 classes and the validation set 2.*their order differs'):
         check_same_classes(Set('a', 'b'), Set('b', 'a'))
+
+
+@pytest.mark.parametrize('resume', [False, True])
+@pytest.mark.parametrize('kind', ['classes', 'units'])
+def test_a_checkpoint_of_other_classes_is_refused(resume, kind):
+    def load(saved, given):
+        loop = SimpleNamespace(dataloader=DataLoader(Named({kind: given})))
+        model = torch.nn.Linear(2, 2)
+        loops = dict(train_loop=loop) if resume else dict(test_loop=loop)
+        runner = SimpleNamespace(model=model, experiment_name='', hooks=[], **loops)
+        checkpoint = dict(meta=dict(dataset_meta=saved), state_dict=model.state_dict())
+        CheckpointCompatibilityHook(resume=resume).after_load_checkpoint(runner, checkpoint)
+
+    class Named(list):
+        def __init__(self, metainfo):
+            super().__init__([0])
+            self.metainfo = metainfo
+
+    load({kind: ['a', 'b']}, ('a', 'b'))
+    load({}, ('a', 'b'))
+    load({kind: ['a', 'b']}, None)  # data that name none
+    for given, end in [(('b', 'a'), 'order differs'), (('a', 'c'), 'b, c are'), (('a',), 'b is')]:
+        message = f'trained with 2 {kind} and the data have {len(given)}.*{end}'
+        refuses_input(message, load, {kind: ['a', 'b']}, given)
 
 
 def test_validation_files_that_are_trained_on_are_announced(photos):

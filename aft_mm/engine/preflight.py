@@ -19,6 +19,7 @@ from torch import nn
 from aft_mm.checkpoint import latest_checkpoint
 from aft_mm.errors import UserError
 
+from .hooks.checkpointing import difference
 from .hooks.pictures import SampleVisualizationHook
 from .hooks.resume import random_state, set_random_state
 from .hooks.training import RegularizationHook, penalised_layers
@@ -337,15 +338,9 @@ def check_same_classes(trained: Any, validated: Any) -> None:
         for dataset in (trained, validated)
     )
     if ours and theirs and ours != theirs:
-        differing = sorted({*map(str, ours)} ^ {*map(str, theirs)})
-        difference = (
-            f'{", ".join(differing[:3])} {"is" if len(differing) == 1 else "are"} in one only'
-            if differing
-            else 'their order differs'
-        )
         raise UserError(
             f'the training set has {len(ours)} classes and the validation set '
-            f'{len(theirs)}, which must be the same in the same order: {difference}'
+            f'{len(theirs)}, which must be the same in the same order: {difference(ours, theirs)}'
         )
 
 

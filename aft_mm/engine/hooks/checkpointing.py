@@ -5,7 +5,7 @@ import logging
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from difflib import get_close_matches
@@ -468,8 +468,8 @@ class CheckpointCompatibilityHook(Hook):
     """Refuse a checkpoint of another architecture, which mmengine loads with only a warning.
 
     Args:
-        strict: True requires exactly the tensors of the model and the same subwords; False allows
-            what the model's loading allows.
+        strict: True requires exactly the tensors of the model, and the same classes, units or
+            subwords; False allows what the model's loading allows.
         resume: Also refuse interpolated position biases, which do not fit the optimizer state, and
             a checkpoint from inside an epoch without a StopHook, which mmengine would repeat.
     """
@@ -491,8 +491,10 @@ class CheckpointCompatibilityHook(Hook):
                 'a run that was stopped inside an epoch only resumes there with '
                 "dict(type='aft_mm.TimeBudgetHook', ...) among its hooks"
             )
-        if self.strict:
-            _check_subwords(runner, checkpoint.get('meta', {}), self.resume)
+        saved = checkpoint.get('meta', {}).get('dataset_meta')
+        if self.strict and saved:
+            loop = runner.train_loop if self.resume else runner.test_loop
+            _check_labels(saved, getattr(loop.dataloader.dataset, 'metainfo', None) or {})
         if CONFIG_TEXT in checkpoint.get('meta', {}):
             trained = checkpoint['meta'][CONFIG_TEXT]
             # A start may have another head.
@@ -506,14 +508,26 @@ class CheckpointCompatibilityHook(Hook):
             )
 
 
-def _check_subwords(runner: Runner, meta: dict, resume: bool) -> None:
-    saved = (meta.get('dataset_meta') or {}).get('subwords')
-    if saved is None:
-        return
-    loop = runner.train_loop if resume else runner.test_loop
-    current = (getattr(loop.dataloader.dataset, 'metainfo', None) or {}).get('subwords')
-    if current != saved:
+def _check_labels(saved: dict, current: dict) -> None:
+    subwords = saved.get('subwords')
+    if subwords not in (None, current.get('subwords')):
         raise UserError(
-            f'the checkpoint was trained with subwords of fingerprint {saved}, but '
-            f'those of the data have {current}; use the previous subwords file'
+            f'the checkpoint was trained with subwords of fingerprint {subwords}, but '
+            f'those of the data have {current.get("subwords")}; use the previous subwords file'
         )
+    for kind in ('classes', 'units'):
+        trained, given = saved.get(kind) or (), current.get(kind) or ()
+        if trained and given and tuple(trained) != tuple(given):
+            raise UserError(
+                f'the checkpoint was trained with {len(trained)} {kind} and the data have '
+                f'{len(given)}, which must be the same in the same order: '
+                f'{difference(trained, given)}; {kind} of the data set can name them'
+            )
+
+
+def difference(ours: Sequence, theirs: Sequence) -> str:
+    """Say how two lists of classes differ."""
+    differing = sorted({*map(str, ours)} ^ {*map(str, theirs)})
+    if not differing:
+        return 'their order differs'
+    return f'{", ".join(differing[:3])} {"is" if len(differing) == 1 else "are"} in one only'
