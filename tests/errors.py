@@ -15,6 +15,12 @@ def refuses_input(message, function, /, *args, **options):
     _raises(UserError, message, function, args, options)
 
 
+def refuses_value(name, function, /, *args, **options):
+    """Check that a call raises a ValueError of one short line on the value of an argument."""
+    message = _raises(ValueError, f'^{name}.* (must|holds) ', function, args, options)
+    assert len(message) < 300
+
+
 def stops(message, function, /, *args, **options):
     """Check that a call ends the program with ``Error: `` and one line that matches `message`."""
     pattern = message if 'Error: ' in message else f'^Error: .*{message}'
@@ -25,3 +31,4 @@ def _raises(kind, message, function, args, options):
     with pytest.raises(kind, match=message) as error:
         function(*args, **options)
     assert '\n' not in str(error.value)
+    return str(error.value)

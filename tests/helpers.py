@@ -19,6 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aft_mm.cli.main import main
 
 ROOT = Path(__file__).parents[1]
+#: Options of a run that loads its data in its own process.
+WITHOUT_WORKERS = [
+    f'{part}_dataloader.{key}'
+    for part in ('train', 'val')
+    for key in ('num_workers=0', 'persistent_workers=False')
+]
 
 
 def each(names: str, values: Iterable) -> Callable:
@@ -106,6 +112,11 @@ def free_port() -> int:
 def picture(path: str | Path) -> np.ndarray:
     with Image.open(path) as image:
         return np.asarray(image)
+
+
+def save_picture(path: str | Path, pixels: np.ndarray) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels.astype(np.uint8)).save(path)
 
 
 def losses(work_dir: str | Path, rank: int = 0) -> dict[int, float]:

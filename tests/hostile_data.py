@@ -5,7 +5,8 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 import numpy as np
-from PIL import Image
+
+from .helpers import save_picture
 
 #: Code that leaves a folder ``ran``, between quotes.
 CODE = "', __import__('os').mkdir('ran'), '"
@@ -29,8 +30,7 @@ RNG = np.random.default_rng(0)
 
 
 def save(path: Path, shape: tuple[int, ...] = (64, 96, 3), high: int = 256) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(RNG.integers(0, high, shape, dtype=np.uint8)).save(path)
+    save_picture(path, RNG.integers(0, high, shape))
 
 
 def write(kind: str, root: Path) -> None:

@@ -19,7 +19,7 @@ from aft_mm.analysis.confusion_matrix import draw_confusion
 from aft_mm.analysis.plot_cam import draw_cams
 from aft_mm.analysis.plot_curves import draw_curves
 from aft_mm.analysis.plot_features import draw_features
-from aft_mm.analysis.training_summary import listed, summarize, weakest, wilson_interval
+from aft_mm.analysis.training_summary import listed, summarize, weakest
 from aft_mm.apis import ImageClassifier, ImagePredictor
 from aft_mm.apis.images import draw_inside
 from aft_mm.cli.main import main
@@ -52,16 +52,6 @@ def log(values, losses=(), metric=ACCURACY):
 
 FALLING = [2.0, 1.6, 1.3, 1.0, 0.8, 0.6, 0.4, 0.2]
 UP_AND_DOWN = [40.0, 60.0, 80.0, 78.0, 74.0, 70.0, 66.0, 62.0]
-
-
-@pytest.mark.parametrize(('percent', 'number'), [(98.0556, 360), (0.0, 10), (100.0, 7), (47.0, 60)])
-def test_the_interval_is_wilsons(percent, number):
-    share, z = round(percent / 100 * number) / number, 1.959964
-    middle = (share + z**2 / (2 * number)) / (1 + z**2 / number)
-    half = z * math.sqrt(share * (1 - share) / number + z**2 / (4 * number**2))
-    half /= 1 + z**2 / number
-    expected = [100 * (middle - half), 100 * (middle + half)]
-    assert wilson_interval(percent, number) == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -330,12 +320,11 @@ def test_another_size_than_that_of_training_is_announced_once(digits_classifier,
 
 
 @pytest.fixture
-def pictures(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'in').mkdir()
+def pictures(here):
+    (here / 'in').mkdir()
     for name in ('a.png', 'b.jpg', 'm.png', 'z.png'):
         Image.fromarray(RNG.integers(0, 256, (8, 12, 3), dtype=np.uint8)).save(f'in/{name}')
-    return tmp_path
+    return here
 
 
 def with_names(files, names, folder):
@@ -405,9 +394,8 @@ def test_a_bad_picture_costs_no_other_its_result(pictures, tiny_classifier, monk
     assert not (pictures / 'none').exists()
 
 
-def test_an_early_stop_has_a_summary(tool, config, tmp_path, monkeypatch, capfd, with_plots):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'my.py').write_text(
+def test_an_early_stop_has_a_summary(tool, config, here, capfd, with_plots):
+    (here / 'my.py').write_text(
         f'_base_ = {config("tiny")!r}\n'
         'train_cfg = dict(max_epochs=9)\n'
         'train_dataloader = dict(num_workers=0)\n'
@@ -433,13 +421,11 @@ def test_an_early_stop_has_a_summary(tool, config, tmp_path, monkeypatch, capfd,
 )
 @pytest.mark.filterwarnings('ignore:Glyph', 'ignore:.*missing from')
 def test_weak_classes_and_the_best_score_are_named(
-    name, measure, module, tool, config, tmp_path, monkeypatch, capfd
+    name, measure, module, tool, config, here, monkeypatch, capfd
 ):
     pytest.importorskip(module, reason=f'needs {module}')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv('AFT_MM_DATA', raising=False)
     monkeypatch.setattr('aft_mm.engine.by_class.LEAST_IOU', 0.0)  # any box is an object
-    write_frames(tmp_path)
+    write_frames(here)
     tool('train').main(
         [config(name), '--work-dir', 'work', '--cfg-options', 'train_dataloader.num_workers=0']
         # mmengine keeps the visualizers of a process by name, with the folder of an earlier run.
@@ -447,31 +433,31 @@ def test_weak_classes_and_the_best_score_are_named(
     )
     shown = capfd.readouterr().out
     assert re.search(f'weakest    .*{measure}', shown) and 'validated  on 2 samples; the' in shown
-    (best,) = tmp_path.glob('work/best_*.pth')
+    (best,) = here.glob('work/best_*.pth')
     words = [f'work/{name}.py', str(best)]
     folder = 'camvid/val' if measure == 'IoU' else 'bccd/JPEGImages'
-    (image, *_) = sorted(tmp_path.glob(f'data/{folder}/*'))
+    (image, *_) = sorted(here.glob(f'data/{folder}/*'))
     size = 11 if measure == 'IoU' else 3
     for first in range(0, len(NAMES) - size + 1, min(4, size)):
         names = NAMES[first : first + size]
-        predict = ImagePredictor(*with_names(words, names, tmp_path), 'cpu', 0.0)
+        predict = ImagePredictor(*with_names(words, names, here), 'cpu', 0.0)
         found = predict(image)[0].found
         assert found and all(one['class_name'] == names[one['label']] for one in found)
     if measure == 'IoU':
         tool('plot confusion').main(
             [*words, '--split', 'val', '--out', 'counts.png', '--csv', 'counts.csv']
         )
-        rows = (tmp_path / 'counts.csv').read_text().splitlines()
+        rows = (here / 'counts.csv').read_text().splitlines()
         assert rows[0] == 'class,pixels,accuracy,precision' and len(rows) == 12
         assert sum(int(row.split(',')[1]) for row in rows[1:]) > 3000
         return
     score = torch.load(best, weights_only=True)['meta']['dataset_meta']['best_f1_score']
     assert f'at score {score:.3g}' in shown
     tool('publish').main([str(best), 'published.pth'])
-    (published,) = tmp_path.glob('published-*.pth')
+    (published,) = here.glob('published-*.pth')
     tool('predict').main([words[0], str(published), str(image), '--out', 'out', '--device', 'cpu'])
     assert f'a score of at least {score:.4g} (of the best F1' in capfd.readouterr().out
-    (result,) = json.loads((tmp_path / 'out/predictions.json').read_text())
+    (result,) = json.loads((here / 'out/predictions.json').read_text())
     assert all(box['score'] >= score for box in result['found'])
     stops(
         'is not a classifier .*aft_mm test', tool('plot confusion').main, [*words, '--out', 'a.png']

@@ -34,9 +34,10 @@ from aft_mm.ops import eager, reference
 from aft_mm.ops.cases import conv
 from aft_mm.ops.triton.availability import KERNELS
 
+from .errors import refuses
 from .generation_models import stack
+from .helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
 TOOLS = ROOT / 'tools' / 'benchmarks'
 COMMON = ['--device', 'cpu', '--threads', '1', '--rounds', '1']
 PROGRAMS = [
@@ -294,8 +295,7 @@ def test_training_step(tmp_path):
 
 @pytest.mark.parametrize('name', ['aft-local', 'aft-local-0', 'resnet', 'aft_mm.AFTLocal(5)'])
 def test_an_unknown_mixer_is_refused(name):
-    with pytest.raises(ValueError, match='must be one of aft-simple, .* or a registered mixer'):
-        decoders.mixer(name, heads=2)
+    refuses('must be one of aft-simple, .* or a registered mixer', decoders.mixer, name, heads=2)
 
 
 def test_two_configs_of_one_name_are_refused(capsys):

@@ -18,6 +18,8 @@ import aft_mm.registry  # noqa: F401  registers what is tested here
 from aft_mm.checkpoint import load_from_http, load_from_local
 from aft_mm.errors import UserError
 
+from .test_adversarial.hostile import Call
+
 OPTIMIZER = OptimWrapper(
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
 )
@@ -85,16 +87,6 @@ def test_files_written_under_numpy_1_load(tmp_path, monkeypatch):
     loaded = load_from_local(str(tmp_path / 'numpy1.pth'))
     assert torch.equal(loaded['state_dict']['weight'], state['state_dict']['weight'])
     assert loaded['message_hub']['runtime_info']['eta'] == 3.5
-
-
-class Call:
-    """Pickled as a call of ``function`` with ``args``."""
-
-    def __init__(self, function, *args):
-        self.call = function, args
-
-    def __reduce__(self):
-        return self.call
 
 
 def test_the_legacy_config_entry_is_dropped(tmp_path):

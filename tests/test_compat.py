@@ -1,9 +1,7 @@
 """Other code's names for AFT, and the test file that finds the usual faults of an AFT."""
 
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +10,9 @@ from aft_mm import compat
 from aft_mm.ops import aft_full
 
 from .documents import blocks
+from .helpers import ROOT, load_script
 
-CHECK = Path(__file__).parents[1] / 'examples/check_aft/test_my_aft.py'
+CHECK = 'examples/check_aft/test_my_aft'
 
 
 def bare_exp(q, k, v, w):
@@ -91,10 +90,7 @@ FAULTS = {
 
 @pytest.fixture
 def check():
-    spec = importlib.util.spec_from_file_location('check_my_aft', CHECK)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(CHECK)
 
 
 def found_by(check, aft):
@@ -147,7 +143,7 @@ def test_a_module_is_tested_between_its_projections(check):
 
 def test_ours_has_none_of_them():
     done = subprocess.run(
-        [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', CHECK],
+        [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', ROOT / f'{CHECK}.py'],
         capture_output=True,
         text=True,
     )

@@ -21,6 +21,7 @@ from aft_mm.models import AFTViT
 from .documents import PAGES, ROOT, blocks, commands
 from .helpers import each
 from .parallel_data import MISSING, REASON, write_pairs
+from .test_deprecation import SCRIPTS
 
 # Blocks that other tests cover, or that cannot run here.
 HELD = {
@@ -127,10 +128,7 @@ def test_commands_use_existing_files_and_options(page, parse, capsys):
 
 @pytest.mark.parametrize('page', ['docs/analysis.md', 'docs/export.md', 'docs/model_converters.md'])
 def test_what_a_command_does_is_not_run_from_tools(page):
-    files = [
-        path for path in (ROOT / 'tools').rglob('*.py') if 'import script\n' in path.read_text()
-    ]
-    scripts = {path.relative_to(ROOT).as_posix() for path in files}
+    scripts = {path.relative_to(ROOT).as_posix() for path in SCRIPTS}
     assert len(scripts) > 20
     assert not [command.text for command in commands(page) if scripts & {*command.words}]
 
@@ -234,9 +232,8 @@ SETTINGS |= dict.fromkeys(PLAIN.split(), lambda folder, request: None)
 
 
 @pytest.mark.parametrize('page', SETTINGS)
-def test_python_blocks_run_unchanged(page, request, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    given = SETTINGS[page](tmp_path, request) or {}
+def test_python_blocks_run_unchanged(page, request, here):
+    given = SETTINGS[page](here, request) or {}
     names = {}
     for index, block in enumerate(blocks(page, 'python')):
         if (page, index) not in HELD:

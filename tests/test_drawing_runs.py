@@ -51,31 +51,28 @@ RUNS = [
 @pytest.mark.parametrize(
     ('name', 'write', 'picture', 'names'), RUNS, ids=[name for name, *_ in RUNS]
 )
-def test_a_run_writes_samples_and_pictures(
-    run, root, config, tmp_path, monkeypatch, name, write, picture, names
-):
-    write(tmp_path)
+def test_a_run_writes_samples_and_pictures(run, root, config, here, name, write, picture, names):
+    write(here)
     words = '--work-dir work --cfg-options train_cfg.max_epochs=1 custom_hooks=[]'
-    result = run(root / 'tools/train.py', config(name), *words.split(), cwd=tmp_path)
+    result = run(root / 'tools/train.py', config(name), *words.split(), cwd=here)
     assert result.returncode == 0, result.stderr
-    (path,) = tmp_path.glob(f'work/*/vis_data/vis_image/{picture}_1.png')
+    (path,) = here.glob(f'work/*/vis_data/vis_image/{picture}_1.png')
     with Image.open(path) as image:
         assert np.asarray(image).std() > 1
 
     words = 'work/epoch_1.pth --launcher pytorch --out a.json --dump a.pkl --work-dir test '
     words += '--cfg-options test_cfg.num_inputs=3'
     command = root / 'tools/test.py', config(name), *words.split()
-    result = run(*command, cwd=tmp_path, env={'CUDA_VISIBLE_DEVICES': ''}, ranks=2)
+    result = run(*command, cwd=here, env={'CUDA_VISIBLE_DEVICES': ''}, ranks=2)
     assert result.returncode == 0, result.stderr
-    metrics = json.loads((tmp_path / 'a.json').read_text())
+    metrics = json.loads((here / 'a.json').read_text())
     assert {'bits_per_dim', *names} <= metrics.keys()
     assert all(np.isfinite(list(metrics.values())))
-    samples = mmengine.load(tmp_path / 'a.pkl')
+    samples = mmengine.load(here / 'a.pkl')
     generated = [sample.get('generated') for sample in samples]
     assert [tokens is not None for tokens in generated] == [True] * 3 + [False] * 2
     assert len({tuple(np.asarray(tokens).flatten().tolist()) for tokens in generated[:3]}) == 3
 
-    monkeypatch.chdir(tmp_path)
     built = Config.fromfile(config(name), import_custom_modules=False)
     init_default_scope(built.default_scope)
     dataset = DATASETS.build(built.test_dataloader.dataset)

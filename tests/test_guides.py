@@ -1,7 +1,5 @@
 """The examples of docs/tasks/ do what the text says; their commands run in test_wheel.py."""
 
-import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +11,24 @@ from mmengine.registry import DATASETS, MODELS, init_default_scope
 from PIL import Image
 from scipy.spatial import cKDTree
 
-from .documents import ROOT
+from aft_mm.analysis.run_logs import read_scalars
+
+from .documents import ROOT, blocks
+from .helpers import WITHOUT_WORKERS, save_picture
 
 GUIDES = sorted(path.stem for path in (ROOT / 'docs/tasks').glob('*.md'))
 
 
 def python_blocks(guide):
-    return re.findall('```python\n(.*?)```', (ROOT / f'docs/tasks/{guide}.md').read_text(), re.S)
+    return blocks(f'docs/tasks/{guide}.md', 'python')
 
 
 SPLITS = ('train', 'val', 'test')
 
 
 @pytest.fixture
-def guide(tmp_path, monkeypatch):
+def guide(here):
     """Return a function that loads a config of a guide and builds its model, in a new folder."""
-    monkeypatch.chdir(tmp_path)
 
     def load_example(name, number):
         Path('example.py').write_text(python_blocks(name)[number])
@@ -42,8 +42,7 @@ def guide(tmp_path, monkeypatch):
 
 def save_images(folder, splits, image):
     for split in splits:
-        Path(folder, split).mkdir(parents=True)
-        Image.fromarray(image).save(f'{folder}/{split}/a.png')
+        save_picture(f'{folder}/{split}/a.png', image)
 
 
 def first_samples(config):
@@ -81,9 +80,8 @@ def test_guide_for_photographs(guide):
             assert (tokens.reshape(32, 32, 3) == image[4:36, 15:47]).all()
 
 
-def test_guide_for_decoding_points(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / 'data/ModelNet10.PC15k/chair/test'
+def test_guide_for_decoding_points(here):
+    folder = here / 'data/ModelNet10.PC15k/chair/test'
     folder.mkdir(parents=True)
     shape = np.random.default_rng(0).normal(size=(1024, 3)) * (1, 3, 2) - 1e6
     np.save(folder / 'a.npy', shape)
@@ -120,26 +118,21 @@ def test_guide_for_own_languages(guide):
 
 def train_an_epoch(tool, config, batch_size):
     words = f'{config} --work-dir work --cfg-options train_cfg.max_epochs=1 param_scheduler=None'
-    loaders = (
-        f'{part}_dataloader.{key}'
-        for part in ('train', 'val')
-        for key in (f'batch_size={batch_size}', 'num_workers=0', 'persistent_workers=False')
-    )
-    tool('train').main([*words.split(), 'default_hooks.logger.interval=1', *loaders])
+    words += ' default_hooks.logger.interval=1'
+    batches = (f'{part}_dataloader.batch_size={batch_size}' for part in ('train', 'val'))
+    tool('train').main([*words.split(), *batches, *WITHOUT_WORKERS])
 
 
-def test_the_own_config_of_the_docs_trains(tool, tmp_path, monkeypatch):
-    text = (ROOT / 'docs/configs.md').read_text()
-    examples = re.findall('```python\n(.*?)```', text, re.S)
+def test_the_own_config_of_the_docs_trains(tool, here):
+    examples = blocks('docs/configs.md', 'python')
     (example,) = [block for block in examples if block.startswith('_base_ = [')]
-    monkeypatch.chdir(tmp_path)
     for split in ('train', 'val'):
         for number in range(1000):
-            (tmp_path / f'data/imagenet/{split}/n{number:08}').mkdir(parents=True)
+            (here / f'data/imagenet/{split}/n{number:08}').mkdir(parents=True)
         for number in (1, 998):
             image = Image.new('RGB', (260, 240))
-            image.save(tmp_path / f'data/imagenet/{split}/n{number:08}/a.JPEG')
-    (tmp_path / 'mine.py').write_text(example)
+            image.save(here / f'data/imagenet/{split}/n{number:08}/a.JPEG')
+    (here / 'mine.py').write_text(example)
     train_an_epoch(tool, 'mine.py', batch_size=2)
     config = Config.fromfile('work/mine.py')
     model = MODELS.build(config.model)
@@ -149,10 +142,9 @@ def test_the_own_config_of_the_docs_trains(tool, tmp_path, monkeypatch):
     assert biases and all(decay[id(bias)] == 0 for bias in biases)
 
 
-def test_the_config_for_own_images_trains(tool, tmp_path, monkeypatch):
-    text = (ROOT / 'docs/configs.md').read_text()
-    mine, photos = re.findall('```python\n(_base_ .*?)```', text, re.S)
-    monkeypatch.chdir(tmp_path)
+def test_the_config_for_own_images_trains(tool, here):
+    examples = blocks('docs/configs.md', 'python')
+    mine, photos = [block for block in examples if block.startswith('_base_ ')]
     Path('mine.py').write_text(mine)
     Path('photos.py').write_text(photos)
     noise = np.random.default_rng(0).integers(0, 256, (99, 70, 3), dtype=np.uint8)
@@ -160,8 +152,7 @@ def test_the_config_for_own_images_trains(tool, tmp_path, monkeypatch):
         for split in ('train', 'val'):
             save_images(f'photos/{split}', [name], noise)
     train_an_epoch(tool, 'photos.py', batch_size=3)
-    (log,) = Path('work').glob('*/vis_data/scalars.json')
-    first, last = (json.loads(line) for line in log.read_text().splitlines())
+    first, last = read_scalars('work')
     assert first['loss'] < 2 and 'accuracy/top1' in last
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from aft_mm.datasets import LoadRGBImage
-from aft_mm.errors import UnusableFile, UserError
+from aft_mm.errors import UnusableFile
 from aft_mm.images import (
     ALPHA,
     COLOUR,
@@ -24,6 +24,8 @@ from aft_mm.images import (
     read_image,
     read_rgb,
 )
+
+from .errors import refuses_input
 
 HEIGHT, WIDTH = 41, 31
 NOISE = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 4), dtype=np.uint8)
@@ -217,8 +219,7 @@ def test_a_damaged_image_is_named_in_one_sentence(tmp_path, name, damage):
         assert str(error.value).endswith(
             'read: it is damaged or of another kind than its name says'
         )
-    with pytest.raises(UserError, match=f"^image '{path}' of the training set is truncated, "):
-        check_image(str(path))
+    refuses_input(f"^image '{path}' of the training set is truncated, ", check_image, str(path))
 
 
 REFUSED = {
@@ -247,8 +248,7 @@ def test_white_images_pass_all_readers_and_bombs_none(tmp_path, monkeypatch):
     assert read_rgb(white)[0].shape == (5000, 5000, 3) and image_size(white) == (5000, 5000)
     bomb = save(tmp_path, Image.new('1', (9000, 9000)), 'bomb.png')
     for read in (check_image, read_rgb, image_size, mmcv.imread):
-        with pytest.raises(UserError, match='has 9000 x 9000 pixels in a file that is too small'):
-            read(bomb)
+        refuses_input('has 9000 x 9000 pixels in a file that is too small', read, bomb)
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 500)
     noise = save(tmp_path, NOISE)
     for read in (check_image, read_rgb, image_size):
@@ -274,8 +274,7 @@ def test_lists_are_sorted_and_leave_out_hidden_and_other_files(tmp_path):
     with pytest.raises(UnusableFile, match="b/5.png'.* it is a link to a missing file"):
         check_image(str(tmp_path / 'b/5.png'))
     (tmp_path / 'b/loop').symlink_to('..')
-    with pytest.raises(UserError, match="folder '.*/b/loop' is a link to a folder that contains"):
-        list_images(tmp_path)
+    refuses_input("folder '.*/b/loop' is a link to a folder that contains", list_images, tmp_path)
 
 
 @pytest.mark.parametrize('channels', [1, 3])

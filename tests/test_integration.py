@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from aft_mm.analysis.run_logs import read_scalars
+
 from .helpers import losses
 
 # In the middle of the third epoch: the tiny configs train 3 epochs of 6 iterations.
@@ -151,6 +153,5 @@ def test_tested_in_one_process_in_two_and_on_a_cluster_alike(
         (tmp_path / 'out.json').unlink()
     assert results[0] == results[1] == results[2]
     # The last validation in training had the same weights.
-    scalars = next(one_process.glob('*/vis_data/scalars.json')).read_text().splitlines()
-    last = json.loads(scalars[-1])
+    last = read_scalars(one_process)[-1]
     assert results[0]['accuracy/top1'] == pytest.approx(last['accuracy/top1'])

@@ -37,14 +37,12 @@ def save(path, mode, rng):
 
 
 @pytest.fixture
-def train(tool, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv('AFT_MM_DATA', raising=False)
+def train(tool, here):
 
     def call(pattern, *options, edit=lambda text: text, more=('--work-dir', 'work')):
         (path,) = FOLDER.glob(f'*{pattern}*.py')
         text = edit(path.read_text()).replace("'../_base_", f"'{ROOT}/configs/_base_")
-        (tmp_path / 'my.py').write_text(text)
+        (here / 'my.py').write_text(text)
         tool('train').main(['my.py', *more, '--cfg-options', *options])
 
     return call

@@ -5,12 +5,12 @@ import re
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from aft_mm.cli.main import main
 from aft_mm.convert import own_data
 
 from .errors import refuses_input, stops
+from .helpers import save_picture
 
 pytestmark = pytest.mark.usefixtures('here')
 RNG = np.random.default_rng(0)
@@ -22,8 +22,7 @@ BOX = '<xmin>11</xmin><ymin>13</ymin><xmax>41</xmax><ymax>53</ymax>'
 
 
 def save(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(RNG.integers(0, 256, (80, 96, 3), np.uint8)).save(path)
+    save_picture(path, RNG.integers(0, 256, (80, 96, 3)))
 
 
 def coco(path, images, names=('cat', 'dog')):

@@ -561,8 +561,7 @@ def test_predictors_say_what_they_pass_over(here, monkeypatch, capsys):
     write('a/1.HEIC', content=HEIC)
     message = r"PATH 'a' must hold images, got 1 file was not read: HEIC \(1\), first 'a/1.HEIC'; "
     refuses_input(message, image_files_of, ['a'])
-    with pytest.raises(UserError, match=r'must be folders with images .*HEIC \(1\)'):
-        ImageClassifier._as_list(None, 'a')
+    refuses_input(r'must be folders with images .*HEIC \(1\)', ImageClassifier._as_list, None, 'a')
     write('a/2.jpg')
     assert ImageClassifier._as_list(None, 'a') == [Path('a/2.jpg')]
     assert "folder 'a': 1 file was not read: HEIC (1)" in ''.join(capsys.readouterr())

@@ -20,7 +20,7 @@ from aft_mm.images import read_rgb
 from aft_mm.visualization.figures import class_colours
 
 from .errors import stops
-from .helpers import command, nightly
+from .helpers import command, nightly, save_picture
 
 pytestmark = pytest.mark.usefixtures('here')
 RNG = np.random.default_rng(0)
@@ -36,8 +36,7 @@ def save(images, masks, values=(0, 1), number=6, size=(64, 96)):
             (images.format(index), np.dstack([(255 - 8 * index) * (places > 0)] * 3)),
             (masks.format(index), np.array(values)[places]),
         ):
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels.astype(np.uint8)).save(path)
+            save_picture(path, pixels)
 
 
 def read():

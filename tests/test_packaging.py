@@ -16,6 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from .errors import refuses
 from .helpers import load_script
 
 licenses = load_script('requirements/licenses')
@@ -71,8 +72,7 @@ def test_a_tag_must_have_the_version_the_date_and_the_address(
     check = load_script('packaging/check_tag').check
     if not message:
         return check(tmp_path, tag, 'https://host/me')
-    with pytest.raises(ValueError, match=message):
-        check(tmp_path, tag, 'https://host/me')
+    refuses(message, check, tmp_path, tag, 'https://host/me')
 
 
 def test_one_command_sets_the_address_everywhere(root, tmp_path, monkeypatch):
@@ -100,11 +100,9 @@ def test_one_command_sets_the_address_everywhere(root, tmp_path, monkeypatch):
             text += 'version: 0.2.0\ndate-released: 2026-11-29\n'
         (tmp_path / name).write_text(text)
     if old == place.PLACEHOLDER:
-        with pytest.raises(ValueError, match='pyproject.toml must have the address of'):
-            check(tmp_path, 'v0.2.0')
+        refuses('pyproject.toml must have the address of', check, tmp_path, 'v0.2.0')
     for wrong in ('', 'http://host/me', 'https://host', 'https://host/me/aft_mm"'):
-        with pytest.raises(ValueError, match='ADDRESS must be https://HOST/OWNER/NAME, got'):
-            place.replace(tmp_path, wrong)
+        refuses('ADDRESS must be https://HOST/OWNER/NAME, got', place.replace, tmp_path, wrong)
     new = 'https://host.test/me/aft_mm'
     place.replace(tmp_path, new)
     check(tmp_path, 'v0.2.0')

@@ -37,11 +37,10 @@ FOREIGN = (
 
 
 @pytest.fixture
-def decay(tmp_path, monkeypatch):
-    (tmp_path / 'decay.py').write_text(blocks(TUTORIAL, 'python')[0])
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / 'decay.py'
+def decay(here, monkeypatch):
+    (here / 'decay.py').write_text(blocks(TUTORIAL, 'python')[0])
+    monkeypatch.syspath_prepend(here)
+    return here / 'decay.py'
 
 
 def own_config(folder, index, **options):
@@ -76,18 +75,17 @@ def test_a_mixer_outside_the_package_trains_and_generates(decay, tool):
 
 
 @pytest.mark.parametrize('draws', [True, False])
-def test_a_mixer_without_steps_cannot_generate(draws, tool, config, tmp_path, monkeypatch):
+def test_a_mixer_without_steps_cannot_generate(draws, tool, config, here, monkeypatch):
     hook = 'aft_mm.SampleHook' if draws else 'aft_mm.SanityCheckHook'
-    (tmp_path / 'plain.py').write_text(
+    (here / 'plain.py').write_text(
         'from mmengine.registry import MODELS\nfrom aft_mm.layers import TokenMixer\n'
         '@MODELS.register_module(force=True)\nclass Plain(TokenMixer):\n'
         '    def _mix(self, query, key, value, grid, key_mask):\n        return value\n'
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(here)
     # mmengine shares the log of runs with the same name and start time.
     name = 'samples.py' if draws else 'no_samples.py'
-    (tmp_path / name).write_text(
+    (here / name).write_text(
         f'_base_ = {config("tiny_pixels")!r}\n'
         'custom_imports = dict(imports=["aft_mm.registry", "recording_hooks", "plain"])\n'
         'model = dict(decoder=dict(token_mixer=dict(_delete_=True, type="Plain")))\n'
@@ -99,9 +97,9 @@ def test_a_mixer_without_steps_cannot_generate(draws, tool, config, tmp_path, mo
         stops(f'^Error: {message}, as SampleHook of the config', tool('train').main, words)
     else:
         tool('train').main(words)
-        (log,) = tmp_path.glob('work/*/*.log')
+        (log,) = here.glob('work/*/*.log')
         assert message in log.read_text()
-    assert (tmp_path / 'work/epoch_1.pth').exists() != draws
+    assert (here / 'work/epoch_1.pth').exists() != draws
 
 
 FORGETS = """
@@ -115,11 +113,10 @@ class Forgets(AFTMixer):
 """
 
 
-def test_a_mixer_that_sees_later_tokens_does_not_train(tool, config, tmp_path, monkeypatch):
-    (tmp_path / 'forgets.py').write_text(FORGETS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / 'later.py').write_text(
+def test_a_mixer_that_sees_later_tokens_does_not_train(tool, config, here, monkeypatch):
+    (here / 'forgets.py').write_text(FORGETS)
+    monkeypatch.syspath_prepend(here)
+    (here / 'later.py').write_text(
         f'_base_ = {config("tiny_pixels")!r}\n'
         'custom_imports = dict(imports=["aft_mm.registry", "recording_hooks", "forgets"])\n'
         'model = dict(decoder=dict(token_mixer=dict(_delete_=True, type="Forgets")))\n'
@@ -127,7 +124,7 @@ def test_a_mixer_that_sees_later_tokens_does_not_train(tool, config, tmp_path, m
     )
     message = '^Error: the mixer Forgets must be causal with causal=True, but later tokens change'
     stops(message, tool('train').main, ['later.py', '--work-dir', 'work'])
-    assert not list(tmp_path.glob('work/*.pth'))
+    assert not list(here.glob('work/*.pth'))
 
 
 def steps(prefill=None, mix_step=None):
@@ -189,17 +186,16 @@ def test_errors_in_the_faq_are_those_of_the_code():
 
 
 @pytest.mark.nightly
-def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+def test_the_notebook_runs_from_top_to_bottom(here, capsys):
     pytest.importorskip('IPython', reason='`make docs` installs IPython')
     cells = json.loads(NOTEBOOK.read_text())['cells']
     assert NOTEBOOK.stat().st_size < 100_000
     shown = [output['output_type'] for cell in cells for output in cell.get('outputs', [])]
     assert shown and 'error' not in shown
     code = '\n'.join(''.join(cell['source']) for cell in cells if cell['cell_type'] == 'code')
-    monkeypatch.chdir(tmp_path)
     exec(code, {})
     assert float(re.search(r'accuracy: ([\d.]+)%', capsys.readouterr().out)[1]) > 80  # chance is 10
-    assert (tmp_path / 'position_bias.png').stat().st_size > 1000
+    assert (here / 'position_bias.png').stat().st_size > 1000
 
 
 def test_the_citation_is_of_this_version():

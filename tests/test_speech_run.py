@@ -1,6 +1,5 @@
 """Speech recognition: training, one and two processes, recognition."""
 
-import json
 import shutil
 
 import numpy as np
@@ -11,9 +10,11 @@ import torch.multiprocessing as mp
 from mmengine.config import Config
 from mmengine.registry import DATA_SAMPLERS, DATASETS, MODELS, init_default_scope
 
+from aft_mm.analysis.run_logs import read_scalars
 from aft_mm.apis import SpeechRecognizer
 from aft_mm.errors import UserError
 
+from .errors import refuses, refuses_input, stops
 from .speech_data import write_sound
 
 for library in ('soundfile', 'jiwer'):
@@ -30,8 +31,7 @@ def trained(run, root, config, tmp_path_factory):
 
 
 def test_the_log_has_rates_seconds_and_the_schedule(trained):
-    (path,) = trained.glob('*/vis_data/scalars.json')
-    records = [json.loads(line) for line in path.read_text().splitlines()]
+    records = read_scalars(trained)
     seconds = [record['seconds_per_epoch'] for record in records if 'seconds_per_epoch' in record]
     assert len(seconds) == 3 and all(0 < value < 60 for value in seconds)
     rates = [record for record in records if 'character_error_rate' in record]
@@ -73,11 +73,10 @@ def rank_of_two(rank, config, address):
     dist.destroy_process_group()
 
 
-def test_two_processes_have_loss_and_gradients_of_one(config, tmp_path, monkeypatch):
-    write_sound(tmp_path)
-    monkeypatch.chdir(tmp_path)
+def test_two_processes_have_loss_and_gradients_of_one(config, here):
+    write_sound(here)
     loss, gradient, units = loss_and_gradients(config('tiny_speech'), 0, 1)
-    arguments = config('tiny_speech'), f'file://{tmp_path}/meet'
+    arguments = config('tiny_speech'), f'file://{here}/meet'
     mp.start_processes(rank_of_two, arguments, 2, start_method='fork')
     found = [torch.load(f'rank_{rank}.pt') for rank in (0, 1)]
     # The ranks have different sizes, so a mean of means would differ.
@@ -117,10 +116,8 @@ class TestUse:
     def test_bad_files_are_named(self, recognizer, files, tmp_path):
         import soundfile
 
-        with pytest.raises(UserError, match="'no.wav' cannot be read: it does not exist"):
-            recognizer('no.wav')
-        with pytest.raises(ValueError, match='path must be the path of a file or folder, got None'):
-            recognizer(None)
+        refuses_input("'no.wav' cannot be read: it does not exist", recognizer, 'no.wav')
+        refuses('path must be the path of a file or folder, got None', recognizer, None)
         soundfile.write(tmp_path / 'long.wav', np.ones(8000 * 2), 8000)
         with pytest.raises(UserError, match=r'must be at most 1.28 s long, .* got 1.98 s'):
             recognizer(tmp_path / 'long.wav')
@@ -172,5 +169,4 @@ class TestUse:
             (['--picture', 'a.png', '--transcript', '\udce4'], '--transcript must be valid UTF-8'),
             (['--batch-size', '0'], '--batch-size must be an int, 1 or larger'),
         ):
-            with pytest.raises(SystemExit, match=message):
-                tool('transcribe').main([*words, *more])
+            stops(message, tool('transcribe').main, [*words, *more])

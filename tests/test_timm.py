@@ -14,6 +14,7 @@ from timm.optim import param_groups_weight_decay
 import aft_mm.timm  # noqa: F401
 from aft_mm.models import AFTClassifier
 
+from .errors import refuses
 from .helpers import nightly
 
 NAMES = ['aft_conv_small', 'aft_conv_tiny', 'aft_full_small', 'aft_full_tiny']
@@ -73,8 +74,7 @@ def test_classifier_is_replaced_and_pooling_changed(name):
     torch.testing.assert_close(model(image), tokens[:, model.num_prefix_tokens :].mean(1))
     assert (pooled.equal(model(image))) == (name == 'aft_conv_tiny')
     assert [layer.drop_path.p for layer in model.backbone.layers] == [0, 0.15, 0.3]
-    with pytest.raises(ValueError, match="global_pool must be one of '', avg.*, got 'max'"):
-        model.reset_classifier(2, 'max')
+    refuses("global_pool must be one of '', avg.*, got 'max'", model.reset_classifier, 2, 'max')
 
 
 def test_features_only_gives_the_maps_of_the_layers():
@@ -100,8 +100,7 @@ def test_a_layer_that_does_not_exist_is_refused(indices):
     ):
         small().prune_intermediate_layers(indices)
     if indices not in ((), 0):  # timm's own default
-        with pytest.raises(ValueError, match='indices must be'):
-            small(features_only=True, out_indices=indices)
+        refuses('indices must be', small, features_only=True, out_indices=indices)
 
 
 def test_parameter_groups_and_checkpointing():

@@ -15,12 +15,13 @@ import pytest
 import torch
 from mmengine.config import Config
 
+from aft_mm.analysis.run_logs import read_scalars
 from aft_mm.checkpoint import load_from_local
 from aft_mm.config.reading import check_settings
 from aft_mm.engine.preflight import check_schedule, shortened_warmup
 from aft_mm.registry import register_safe_loading
 
-from .errors import refuses_input, stops
+from .errors import refuses, refuses_input, stops
 from .helpers import only_error
 
 pytestmark = pytest.mark.slow
@@ -47,8 +48,7 @@ def test_training_follows_its_arguments(trained):
     folder, log = trained
     assert (folder / 'here/epoch_1.pth').exists()
     assert 'epoch 1, ' in log and ', validation' not in log
-    scalars = next(folder.glob('here/*/vis_data/scalars.json')).read_text().splitlines()
-    assert json.loads(scalars[0])['lr'] == pytest.approx(3e-3 * 16 / 32)
+    assert read_scalars(folder / 'here')[0]['lr'] == pytest.approx(3e-3 * 16 / 32)
     cfg = Config.fromfile(folder / 'here/tiny_compiled.py', import_custom_modules=False)
     assert cfg.optim_wrapper.type == 'aft_mm.AutocastOptimWrapper'
     assert cfg.train_dataloader.num_workers == 0
@@ -108,8 +108,7 @@ def test_launcher_needs_its_environment(tool, config, monkeypatch, launcher):
         assert train.load_run_config(args).launcher == 'none'
         assert 'LOCAL_RANK' not in os.environ
     else:
-        with pytest.raises(ValueError, match=f"launcher='{launcher}' needs .*_?RANK|PROCID"):
-            train.load_run_config(args)
+        refuses(f"launcher='{launcher}' needs .*_?RANK|PROCID", train.load_run_config, args)
 
 
 def test_changes_when_a_checkpoint_is_loaded(run, root, config, tmp_path):
@@ -121,11 +120,10 @@ def test_changes_when_a_checkpoint_is_loaded(run, root, config, tmp_path):
         words += 'default_hooks.checkpoint.save_best=None', 'custom_hooks=[]'
         result = run(root / 'tools/train.py', config('tiny_text'), *words, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
-        (log,) = tmp_path.glob(f'{work_dir}/*/vis_data/scalars.json')
         register_safe_loading()
         state = load_from_local(str(tmp_path / work_dir / f'epoch_{epochs}.pth'))
         momentum = [moments['exp_avg'] for moments in state['optimizer']['state'].values()]
-        return momentum, [json.loads(line)['lr'] for line in log.read_text().splitlines()]
+        return momentum, [record['lr'] for record in read_scalars(tmp_path / work_dir)]
 
     resume = ('--resume', 'first/epoch_1.pth', '--cfg-options', 'optim_wrapper.optimizer.lr=1')
     first, _ = train('first', 1, '--cfg-options')
@@ -171,14 +169,13 @@ BEFORE = {
 
 class TestErrorsBeforeARun:
     @pytest.fixture
-    def fails(self, tool, config, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
+    def fails(self, tool, config, here):
 
         def call(words, match):
             name, *words = words.replace('TINY', config('tiny').removesuffix('.py')).split()
             words = [f'{word}.py' if '/tests/configs/tiny' in word else word for word in words]
             stops(match, tool(name).main, words)
-            assert not (tmp_path / 'work_dirs').exists()
+            assert not (here / 'work_dirs').exists()
 
         return call
 
@@ -226,8 +223,7 @@ class TestErrorsBeforeARun:
 
 class TestErrorsOfARun:
     @pytest.fixture
-    def train_with(self, tool, config, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
+    def train_with(self, tool, config, here):
         Path('text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
 
         def call(match, edit):
@@ -293,12 +289,11 @@ class TestErrorsOfARun:
         said = f'CosineAnnealingLR of param_scheduler ends at epoch {end}, but the run at 3; '
         assert (said in caplog.text) == (is_said and end != 3) == bool(caplog.text)
 
-    def test_topk_of_more_than_the_classes(self, tool, config, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        words = '--cfg-options', 'val_evaluator.topk=(1, 11)', f'experiment_name={tmp_path.name}'
+    def test_topk_of_more_than_the_classes(self, tool, config, here):
+        words = '--cfg-options', 'val_evaluator.topk=(1, 11)', f'experiment_name={here.name}'
         message = 'topk of Accuracy in val_evaluator must be at most 10, .*, got 11'
         stops(message, tool('train').main, [config('tiny'), *words])
-        assert not list(tmp_path.rglob('*.pth'))
+        assert not list(here.rglob('*.pth'))
 
     @pytest.mark.parametrize('name', ['CustomDataset', 'mmseg.BaseSegDataset'])
     def test_images_without_a_pipeline(self, name):

@@ -12,6 +12,7 @@ from aft_mm.models import generate
 pytest.importorskip('transformers', reason='transformers is not installed')
 hf = pytest.importorskip('aft_mm.transformers', reason='transformers is not installed')
 
+from .errors import refuses  # noqa: E402
 from .test_transformers import IMAGES, T, V, every_mixer, language_models, tokens  # noqa: E402
 
 
@@ -47,12 +48,15 @@ def test_a_cache_has_either_name(name):
     model, _ = language_models()
     ids = tokens(2, 9)
     whole = model(ids).logits
-    cache = hf.AFTCache()
+    cache, sizes = hf.AFTCache(), set()
     torch.testing.assert_close(model(ids[:, :4], **{name: cache}).logits, whole[:, :4])
     mask = torch.ones_like(ids)
     for start, end, given in ((4, 6, None), (6, 7, mask[:, 6:7]), (7, 9, mask)):
         step = model(ids[:, start:end], given, **{name: cache})
         torch.testing.assert_close(step.logits, whole[:, start:end])
+        state = cache.state.blocks[0].mixing
+        sizes.add(sum(x.numel() for x in state if isinstance(x, torch.Tensor)))
+    assert cache.get_seq_length() == 9 and len(sizes) == 1
     # All tokens, or the new ones only.
     text = argmax_loop(model, ids, T)
     more = text[:, :12]
@@ -72,16 +76,14 @@ def test_a_cache_is_continued_by_its_own_tokens_only():
     others = tokens(2, 12)
     for given in (ids, text[:, :9], others, text[:1], torch.cat([text[:, 1:], text], 1)):
         message = r'input_ids must be the \[2, 9\] tokens of the cache and more'
-        with pytest.raises(ValueError, match=message):
-            model.generate(given, max_length=T, do_sample=False, cache=cache)
+        refuses(message, model.generate, given, max_length=T, do_sample=False, cache=cache)
     more = torch.cat([text, others[:, :1]], 1)
     found = model.generate(more, max_length=T, do_sample=False, cache=cache)
     assert torch.equal(found, argmax_loop(model, more, T))
     cache.reset()
     found = model.generate(ids, num_beams=2, **options, cache=cache)
     assert torch.equal(found, model.generate(ids, num_beams=2, **options))
-    with pytest.raises(ValueError, match='token must be one for each of the 4 sequences'):
-        model(ids[:, :1], cache=cache)
+    refuses('token must be one for each of the 4 sequences', model, ids[:, :1], cache=cache)
 
 
 def test_what_transformers_would_keep_or_misread():
@@ -128,8 +130,7 @@ def test_what_a_model_does_not_know_is_refused():
     for name, value in (('position_ids', ids), ('state', hf.AFTCache()), ('label', None)):
         with pytest.raises(TypeError, match=f"AFTForCausalLM has no argument '{name}', only input"):
             model(ids, **{name: value})
-    with pytest.raises(ValueError, match='cache must be an AFTCache, got'):
-        model(ids, cache=DynamicCache())
+    refuses('cache must be an AFTCache, got', model, ids, cache=DynamicCache())
     with pytest.raises(ValueError, match='past_key_values must be None with a cache'):
         model(ids, cache=hf.AFTCache(), past_key_values=hf.AFTCache())
     image = torch.randn(1, 3, 32, 32)
@@ -154,8 +155,7 @@ def test_a_filled_cache_takes_whole_tokens_only():
             model(ids[:, :2], cache=cache, **{name: ids[:, :2]})
     assert cache.get_seq_length() == 7 and not cache.is_croppable
     cache.crop(0)
-    with pytest.raises(ValueError, match='tokens_to_remove must be 0'):
-        cache.crop(1)
+    refuses('tokens_to_remove must be 0', cache.crop, 1)
     for change in (cache.reorder_cache, cache.batch_select_indices, cache.batch_repeat_interleave):
         with pytest.raises(NotImplementedError, match='AFTCache'):
             change(2)
@@ -188,8 +188,7 @@ def test_shifted_labels_give_the_loss_of_transformers():
     torch.testing.assert_close(output.loss, expected)
     with pytest.raises(ValueError, match='shift_labels must be -100 for the token after the last'):
         model(longest, shift_labels=longest)
-    with pytest.raises(ValueError, match=r'shift_labels must be of the shape \[3, 9\]'):
-        model(ids, shift_labels=longest)
+    refuses(r'shift_labels must be of the shape \[3, 9\]', model, ids, shift_labels=longest)
 
 
 def test_trainer_smooths_the_labels_of_the_next_tokens(tmp_path):

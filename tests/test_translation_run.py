@@ -20,11 +20,10 @@ from aft_mm.errors import UserError
 from aft_mm.evaluation import BLEU
 
 from .errors import refuses, refuses_input, stops
-from .helpers import command, losses
+from .helpers import ROOT, command, losses
 from .parallel_data import MISSING, REASON
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=REASON)
-ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / 'tests/configs/tiny_translation.py'
 FILES = 'source_file', 'target_file', 'subwords'
 NUMBER = itertools.count()  # runs with the same name would share a logger

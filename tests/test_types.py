@@ -2,9 +2,9 @@
 
 import ast
 import tomllib
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from .helpers import ROOT
+
 FILES = sorted((ROOT / 'aft_mm').rglob('*.py'))
 STRICT = ('ops', 'layers', 'models', 'apis')
 # Checks that mypy's sections switch off, times the modules of ours in the section.

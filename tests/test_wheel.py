@@ -24,6 +24,7 @@ from aft_mm.cli.commands.doctor import PYTHON
 from aft_mm.cli.commands.quickstart import NAME as QUICKSTART
 
 from .documents import commands
+from .errors import refuses
 from .helpers import load_script
 from .test_guides import GUIDES, python_blocks
 from .test_packaging import files_below, licenses
@@ -236,30 +237,24 @@ def test_release_files_are_checked(wheel, pure_wheel, root, tmp_path):
             target.write(path, path.relative_to(root / 'minis'))
     check(tmp_path)
     write_sbom(None, packages)
-    with pytest.raises(ValueError, match='cdx.json must be of its version, got None'):
-        check(tmp_path)
+    refuses('cdx.json must be of its version, got None', check, tmp_path)
     newer = dict(packages[0], version='999')
     for wrong in (packages[1:], [newer, *packages[1:]]):
         write_sbom(aft_mm.__version__, wrong)
-        with pytest.raises(ValueError, match=f'packages of the lock, not .*{packages[0]["name"]}'):
-            check(tmp_path)
+        refuses(f'packages of the lock, not .*{packages[0]["name"]}', check, tmp_path)
     write_sbom(aft_mm.__version__, packages)
     with zipfile.ZipFile(weights, 'w') as target:
         target.writestr('aft_mm_minis/mnist.safetensors', b'0')
-    with pytest.raises(ValueError, match='aft_mm_minis.* must have the .*[.]safetensors of .*'):
-        check(tmp_path)
+    refuses('aft_mm_minis.* must have the .*[.]safetensors of .*', check, tmp_path)
     shutil.copy2(pure_wheel[0], linux)
-    with pytest.raises(ValueError, match=r'must have loops.any, .*, got \[\]'):
-        check(tmp_path)
+    refuses(r'must have loops.any, .*, got \[\]', check, tmp_path)
     with zipfile.ZipFile(wheel[0]) as source, zipfile.ZipFile(linux, 'w') as target:
         for entry in source.namelist():
             damaged = b'0' if entry.endswith('.so.sha256') else source.read(entry)
             target.writestr(entry, damaged)
-    with pytest.raises(ValueError, match='[.]so must have its sha256 next to it'):
-        check(tmp_path)
+    refuses('[.]so must have its sha256 next to it', check, tmp_path)
     linux.unlink()
-    with pytest.raises(ValueError, match='the files must be .*manylinux.*, got aft_mm'):
-        check(tmp_path)
+    refuses('the files must be .*manylinux.*, got aft_mm', check, tmp_path)
 
 
 @pytest.fixture(scope='module')

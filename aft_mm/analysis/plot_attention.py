@@ -8,7 +8,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from aft_mm.checks import check_int, refuse
+from aft_mm.checks import check_int
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.layers import SoftmaxAttention
 from aft_mm.progress import progress
@@ -19,34 +19,19 @@ from . import footer, write_csv
 from .networks import batches_for, by_layer, grid_of, load_network, noise_images, record_attention
 
 
-def mean_relative_attention(
-    attention: Tensor, grid: Sequence[int], num_prefix_tokens: int = 0
-) -> Tensor:
-    """Average attention ``[B, h, T, T]`` by offset to the source: ``[h, 2H − 1, 2W − 1]``.
+def mean_relative_attention(attention: Tensor, grid: Sequence[int]) -> Tensor:
+    """Average attention ``[h, T, T]`` by offset to the source: ``[h, 2H − 1, 2W − 1]``.
 
-    The mean is over images and queries of the grid. As in the paper, prefix tokens are dropped.
+    The mean is over queries of the grid. As in the paper, prefix tokens are dropped.
     """
     height, width = grid
-    tokens = num_prefix_tokens + height * width
-    if attention.dim() != 4 or attention.shape[-2:] != (tokens, tokens):
-        refuse(
-            'attention',
-            f'[B, h, {tokens}, {tokens}] for the grid {tuple(grid)} and '
-            f'{num_prefix_tokens} prefix tokens',
-            attention,
-        )
-    inner = attention[..., num_prefix_tokens:, num_prefix_tokens:].double().mean(0)
-    inner = inner.reshape(-1, height, width, height, width)
     shape = (2 * height - 1, 2 * width - 1)
-    total, count = inner.new_zeros(len(inner), *shape), inner.new_zeros(shape)
-    for row in range(height):
-        for column in range(width):
-            # The grid in a map with the query at its centre.
-            rows = slice(height - 1 - row, 2 * height - 1 - row)
-            columns = slice(width - 1 - column, 2 * width - 1 - column)
-            total[:, rows, columns] += inner[:, row, column]
-            count[rows, columns] += 1
-    return total / count
+    y, x = np.divmod(np.arange(height * width), width)
+    offsets = y - y[:, None] + height - 1, x - x[:, None] + width - 1
+    places = torch.from_numpy(np.ravel_multi_index(offsets, shape)).flatten()
+    total = torch.zeros(len(attention), shape[0] * shape[1], dtype=torch.float64)
+    total.index_add_(1, places, attention.flatten(1).double().cpu())
+    return total.unflatten(1, shape) / query_counts(shape)
 
 
 def draw_relative_attention(
@@ -133,7 +118,7 @@ class MeanAttention:
 
     def means(self) -> dict[str, Tensor]:
         return {
-            f'layer {i}': mean_relative_attention(total[None] / self.images, self.grid).cpu()
+            f'layer {i}': mean_relative_attention(total / self.images, self.grid)
             for i, total in zip(self.numbers(), self.sums, strict=True)
         }
 

@@ -14,9 +14,8 @@ from . import footer
 from .networks import (
     batches_of,
     build_dataset,
-    check_classifier,
     class_names,
-    load_network,
+    load_classifier,
     spread_samples,
 )
 
@@ -62,8 +61,7 @@ def neighbour_share(features: torch.Tensor, labels: np.ndarray) -> float:
 
 def run(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
-        network = load_network(args.network, args.checkpoint)
-        check_classifier(network, args.network)
+        network = load_classifier(args.network, args.checkpoint)
         assert network.config is not None
         head = network.model.head
         dataset = build_dataset(network.config)

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from scipy.ndimage import center_of_mass
 from torch import Tensor
 
 from aft_mm.checks import check_int, refuse
@@ -82,19 +83,10 @@ def radius_of_share(energy: Tensor, share: float) -> float:
     return float(distance[(held >= share - 1e-12).nonzero()[0, 0]])
 
 
-def centre_of_mass(energy: Tensor) -> tuple[float, float]:
-    """Return row and column [px]; pixel centres are integers."""
-    row, column = (
-        float((energy.sum(1 - axis) * torch.arange(energy.shape[axis])).sum() / energy.sum())
-        for axis in (0, 1)
-    )
-    return row, column
-
-
 def _distance(energy: Tensor) -> Tensor:
     rows, columns = (
         torch.arange(size, dtype=torch.float64) - middle
-        for size, middle in zip(energy.shape, centre_of_mass(energy), strict=True)
+        for size, middle in zip(energy.shape, center_of_mass(energy.numpy()), strict=True)
     )
     # Rounding of the centre must not separate pixels at equal distances.
     return torch.hypot(rows[:, None], columns[None]).mul(1e6).round().div(1e6)
@@ -139,7 +131,7 @@ def _draw_energy(axis: Axes, name: str, energy: Tensor) -> AxesImage:
         relative, cmap='cividis', norm=LogNorm(FAINTEST, 1), interpolation='nearest'
     )
     half, most = (radius_of_share(energy, share) for share in (0.5, 0.9))
-    centre = centre_of_mass(energy)
+    centre = center_of_mass(energy.numpy())
     angle = np.linspace(0, 2 * np.pi, 200)
     for radius, style in ((half, '-'), (most, '--')):
         x, y = centre[1] + radius * np.cos(angle), centre[0] + radius * np.sin(angle)

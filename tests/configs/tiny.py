@@ -1,6 +1,6 @@
 # An AFT-conv classifier of two small blocks on 96 digits.
+_base_ = './tiny_runtime.py'
 default_scope = 'mmpretrain'
-custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'], allow_failed_imports=False)
 
 model = dict(
     type='ImageClassifier',
@@ -52,9 +52,6 @@ tta_pipeline = [
     )
 ]
 
-train_cfg = dict(by_epoch=True, max_epochs=3, val_interval=1)
-val_cfg = dict()
-test_cfg = dict()
 auto_scale_lr = dict(base_batch_size=32)
 optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=3e-3, weight_decay=0.05), clip_grad=dict(max_norm=1.0)
@@ -66,15 +63,8 @@ param_scheduler = [
 
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),
-    logger=dict(type='LoggerHook', interval=2),
-    param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='aft_mm.SafeCheckpointHook', interval=1, save_best='auto'),
-    sampler_seed=dict(type='DistSamplerSeedHook'),
-    exact_resume=dict(type='aft_mm.ExactResumeHook'),
+    checkpoint=dict(save_best='auto'),
     check_images=dict(type='aft_mm.CheckImagesHook'),
-    losses=dict(type='RecordLossHook'),
-    kill=dict(type='KillHook'),
 )
 custom_hooks = [dict(type='EMAHook', momentum=0.1)]
-visualizer = dict(type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
-randomness = dict(seed=0)
+visualizer = dict(type='UniversalVisualizer')

@@ -1,7 +1,6 @@
 # A recogniser with two small blocks on the folder `sound` of the working directory, written by
 # tests/speech_data.py.
-default_scope = 'aft_mm'
-custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'], allow_failed_imports=False)
+_base_ = './tiny_runtime.py'
 
 units = dict(symbols=' abc')
 load = dict(type='LoadUtterance', sample_rate=8000, num_mel_bins=20)
@@ -57,9 +56,6 @@ val_evaluator = [dict(type='ErrorRate', per='character'), dict(type='ErrorRate',
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
 
-train_cfg = dict(by_epoch=True, max_epochs=3, val_interval=1)
-val_cfg = dict()
-test_cfg = dict()
 optim_wrapper = dict(optimizer=dict(type='RAdam', lr=1e-3), clip_grad=dict(max_norm=1.0))
 param_scheduler = [
     dict(
@@ -74,17 +70,7 @@ param_scheduler = [
 ]
 
 default_hooks = dict(
-    logger=dict(type='LoggerHook', interval=2),
-    param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='aft_mm.SafeCheckpointHook', interval=1),
-    sampler_seed=dict(type='DistSamplerSeedHook'),
-    exact_resume=dict(type='aft_mm.ExactResumeHook'),
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
     first_sample=dict(type='aft_mm.SanityCheckHook'),
-    losses=dict(type='RecordLossHook'),
-    kill=dict(type='KillHook'),
 )
 custom_hooks = [dict(type='SkippedDataReportHook'), dict(type='EpochTimeHook')]
-vis_backends = [dict(type='LocalVisBackend')]
-visualizer = dict(type='Visualizer', vis_backends=vis_backends)
-randomness = dict(seed=0)

@@ -1,6 +1,5 @@
 # A language model with two small blocks on the 4,000 bytes of text.txt in the working directory.
-default_scope = 'aft_mm'
-custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'], allow_failed_imports=False)
+_base_ = './tiny_runtime.py'
 
 model = dict(
     type='AutoregressiveModel',
@@ -45,27 +44,15 @@ val_evaluator = dict(type='aft_mm.Likelihood', per='char')
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
 
-train_cfg = dict(by_epoch=True, max_epochs=3, val_interval=1)
-val_cfg = dict()
-test_cfg = dict()
 optim_wrapper = dict(optimizer=dict(type='AdamW', lr=3e-3), clip_grad=dict(max_norm=1.0))
 param_scheduler = [dict(type='CosineAnnealingLR', T_max=3, convert_to_iter_based=True)]
 
 default_hooks = dict(
-    logger=dict(type='LoggerHook', interval=2),
-    param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(
-        type='aft_mm.SafeCheckpointHook', interval=1, save_best='bits_per_char', rule='less'
-    ),
-    sampler_seed=dict(type='DistSamplerSeedHook'),
-    exact_resume=dict(type='aft_mm.ExactResumeHook'),
+    checkpoint=dict(save_best='bits_per_char', rule='less'),
     check_images=dict(type='aft_mm.CheckImagesHook'),
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
     first_sample=dict(type='aft_mm.SanityCheckHook'),
-    losses=dict(type='RecordLossHook'),
-    kill=dict(type='KillHook'),
 )
 custom_hooks = [dict(type='EMAHook', momentum=0.1)]
 vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]
-visualizer = dict(type='Visualizer', vis_backends=vis_backends)
-randomness = dict(seed=0)
+visualizer = dict(vis_backends=vis_backends)

@@ -1,7 +1,6 @@
 # A translation model with one small encoder and decoder block on train.de, train.en, val.* and
 # subwords.model in the working directory.
-default_scope = 'aft_mm'
-custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'], allow_failed_imports=False)
+_base_ = './tiny_runtime.py'
 subwords = 'subwords.model'
 
 model = dict(
@@ -62,21 +61,13 @@ val_evaluator = dict(type='aft_mm.Likelihood', per='subword')
 test_dataloader = val_dataloader
 test_evaluator = [dict(type='aft_mm.Likelihood', per='subword'), dict(type='aft_mm.BLEU')]
 
-train_cfg = dict(by_epoch=True, max_epochs=3, val_interval=3)
-val_cfg = dict()
+train_cfg = dict(val_interval=3)
 test_cfg = dict(type='aft_mm.TranslationTestLoop', beam_size=3, length_penalty=2.0)
 optim_wrapper = dict(optimizer=dict(type='Adam', lr=3e-3), clip_grad=dict(max_norm=1.0))
 param_scheduler = [dict(type='CosineAnnealingLR', T_max=3, convert_to_iter_based=True)]
 
 default_hooks = dict(
-    logger=dict(type='LoggerHook', interval=5),
-    param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='aft_mm.SafeCheckpointHook', interval=1),
-    sampler_seed=dict(type='DistSamplerSeedHook'),
-    exact_resume=dict(type='aft_mm.ExactResumeHook'),
+    logger=dict(interval=5),
     first_sample=dict(type='aft_mm.SanityCheckHook'),
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
-    losses=dict(type='RecordLossHook'),
 )
-visualizer = dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')])
-randomness = dict(seed=0)

@@ -16,6 +16,7 @@ from aft_mm.datasets import CamVidObjects
 from aft_mm.datasets.camvid_objects import LABELS
 
 from ..all_configs import ROOT, load_config
+from ..errors import refuses
 
 LABEL = dict(road=3, car=8, bicyclist=10)
 UNLABELLED = 11
@@ -114,8 +115,7 @@ def test_every_class_has_its_colour(root, classes):
 @pytest.mark.parametrize('damaged', ['trainannot/frame2.png', 'train/frame2.jpg'])
 def test_a_damaged_file_is_named(root, damaged):
     (root / damaged).write_bytes((root / damaged).read_bytes()[:9])
-    with pytest.raises(ValueError, match=r'frame2\..* of CamVid cannot be read: it is damaged'):
-        objects(root)
+    refuses(r'frame2\..* of CamVid cannot be read: it is damaged', objects, root)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,7 @@ def test_a_damaged_file_is_named(root, damaged):
 )
 def test_other_labels_are_refused(root, labels, message):
     Image.fromarray(labels.astype(np.uint8)).save(root / 'trainannot/frame2.png')
-    with pytest.raises(ValueError, match=message):
-        objects(root)
+    refuses(message, objects, root)
 
 
 def test_missing_files_folders_and_classes_are_named(root):
@@ -141,8 +140,7 @@ def test_missing_files_folders_and_classes_are_named(root):
     with pytest.raises(FileNotFoundError, match=r'frame1\.png does not exist: every frame of Cam'):
         objects(root)
     (root / 'val/frame0.jpg').unlink()
-    with pytest.raises(ValueError, match=r'val of CamVid contains no image file \(\.bmp'):
-        objects(root, split='val')
+    refuses(r'val of CamVid contains no image file \(\.bmp', objects, root, split='val')
 
 
 @pytest.fixture

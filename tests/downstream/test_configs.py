@@ -17,6 +17,7 @@ from mmengine.registry import DATASETS, RUNNERS
 from PIL import Image
 
 from ..all_configs import ROOT, build_model, configs_of, fields, load_config
+from ..documents import blocks
 from ..helpers import nightly
 
 pytestmark = pytest.mark.slow
@@ -219,8 +220,7 @@ def test_metafile_has_the_number_of_parameters(task):
 
 
 def test_example_of_the_guide_builds(tmp_path):
-    guide = (ROOT / 'docs/tasks/dense_prediction.md').read_text()
-    example, *_ = re.findall('```python\n(.*?)```', guide, re.S)
+    example, *_ = blocks('docs/tasks/dense_prediction.md', 'python')
     (tmp_path / 'example.py').write_text(example)
     config = load_config(tmp_path / 'example.py')
     model = build_model(tmp_path / 'example.py')

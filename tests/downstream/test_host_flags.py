@@ -16,15 +16,10 @@ from aft_mm.apis.loading import build_model
 from aft_mm.cli.main import main
 
 from ..errors import stops
-from ..helpers import nightly
+from ..helpers import nightly, save_picture
 
 RNG = np.random.default_rng(0)
 SIZE = (96, 64)
-
-
-def save(path, pixels):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.asarray(pixels, np.uint8)).save(path)
 
 
 def boxes(root, mirrored):
@@ -33,7 +28,7 @@ def boxes(root, mirrored):
         images, found = [], []
         for number in range(3):
             pixels = rng.integers(0, 256, (SIZE[1], SIZE[0], 3))
-            save(root / f'{part}{number}.png', pixels[:, ::-1] if mirrored else pixels)
+            save_picture(root / f'{part}{number}.png', pixels[:, ::-1] if mirrored else pixels)
             images.append(
                 dict(id=number, file_name=f'{part}{number}.png', width=SIZE[0], height=SIZE[1])
             )
@@ -51,19 +46,18 @@ def masks(root, mirrored):
             pixels = rng.integers(0, 256, (SIZE[1], SIZE[0], 3))
             labels = rng.integers(0, 3, SIZE[::-1])
             turned = slice(None, None, -1) if mirrored else slice(None)
-            save(root / f'{part}/{number}.png', pixels[:, turned])
-            save(root / f'{part}_masks/{number}.png', labels[:, turned])
+            save_picture(root / f'{part}/{number}.png', pixels[:, turned])
+            save_picture(root / f'{part}_masks/{number}.png', labels[:, turned])
 
 
 @pytest.fixture
-def run(tool, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def run(tool, here, monkeypatch):
     monkeypatch.setattr(DefaultScope, '_instance_dict', dict(DefaultScope._instance_dict))
 
     def test(kind, *words, mirrored=False, options=()):
         name = f'{kind}{"_mirrored" * mirrored}'
         if not Path(f'{name}.py').exists():
-            (boxes if kind == 'coco' else masks)(tmp_path / name, mirrored)
+            (boxes if kind == 'coco' else masks)(here / name, mirrored)
             main(['new', kind, name, '--out', f'{name}.py'])
             cfg = Config.fromfile(f'{name}.py')
             torch.manual_seed(0)
@@ -73,8 +67,8 @@ def run(tool, tmp_path, monkeypatch):
             torch.save(dict(state_dict=model.state_dict(), meta={}), f'{name}.pth')
         dump = f'{name}{len(words)}.pkl'
         changes = [
-            f'visualizer.name={tmp_path.name}-{dump}',
-            f'experiment_name={tmp_path.name}-{dump}',
+            f'visualizer.name={here.name}-{dump}',
+            f'experiment_name={here.name}-{dump}',
             'test_dataloader.num_workers=0',
             *options,
         ]

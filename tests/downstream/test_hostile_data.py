@@ -7,7 +7,7 @@ from mmengine.config import Config
 from aft_mm.checkpoint import load_from_local
 from aft_mm.config.reading import read_config
 
-from ..helpers import nightly
+from ..helpers import WITHOUT_WORKERS, nightly
 from ..hostile_data import FOLDER, NAMES, write
 
 pytestmark = pytest.mark.slow
@@ -54,11 +54,7 @@ def test_names_are_no_code(kind, tool, tmp_path, monkeypatch, capsys):
         assert kind == 'text' or config.split == str(path.with_name(f'{path.stem}_split'))
 
     options = ['default_hooks.logger.interval=1', f'visualizer.name=hostile-{kind}', *SHORT[kind]]
-    for part in ('train', 'val'):
-        options += [
-            f'{part}_dataloader.{key}' for key in ('num_workers=0', 'persistent_workers=False')
-        ]
-    tool('train').main([str(path), '--work-dir', work, '--cfg-options', *options])
+    tool('train').main([str(path), '--work-dir', work, '--cfg-options', *options, *WITHOUT_WORKERS])
     saved = here / work / path.name
     names = [] if kind == 'text' else NAMES
     for place in (here / work).rglob('*.py'):

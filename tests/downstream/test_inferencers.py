@@ -35,7 +35,7 @@ def checkpoint(tmp_path, monkeypatch):
     return write
 
 
-def test_mmdet_inferencer(checkpoint, tool, tmp_path, monkeypatch):
+def test_mmdet_inferencer(checkpoint, tool, here):
     classes = ('Platelets', 'RBC', 'WBC')
     files = checkpoint('retinanet-aft-conv-mini_1xb4-24e_bccd', classes)
     infer = DetInferencer(*files, device='cpu', show_progress=False)
@@ -51,7 +51,6 @@ def test_mmdet_inferencer(checkpoint, tool, tmp_path, monkeypatch):
     np.testing.assert_allclose(found['bboxes'], expected.bboxes, rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(found['scores'], expected.scores, rtol=1e-4)
 
-    monkeypatch.chdir(tmp_path)
     sizes = ((60, 84), (41, 50))
     images = [image[:height, :width] for height, width in sizes]
     for number, pixels in enumerate(images):
@@ -77,7 +76,7 @@ def test_mmdet_inferencer(checkpoint, tool, tmp_path, monkeypatch):
     assert header == 'path,class_name,label,score,x1,y1,x2,y2\n'
 
 
-def test_mmseg_inference(checkpoint, tool, tmp_path, monkeypatch):
+def test_mmseg_inference(checkpoint, tool, here):
     config = Config.fromfile(CONFIGS['fcn-aft-conv-mini_1xb4-1200i_camvid'])
     classes = tuple(map(str, range(config.model.decode_head.num_classes)))
     files = checkpoint('fcn-aft-conv-mini_1xb4-1200i_camvid', classes)
@@ -94,7 +93,6 @@ def test_mmseg_inference(checkpoint, tool, tmp_path, monkeypatch):
     for name, value in model.state_dict().items():
         assert torch.equal(host.state_dict()[name], value), name
 
-    monkeypatch.chdir(tmp_path)
     for number, pixels in enumerate((image, image[:40])):
         Image.fromarray(pixels).save(f'{number}.png')
     tool('predict').main([*files, '0.png', '1.png', '--out', 'out', '--device', 'cpu'])

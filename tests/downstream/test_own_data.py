@@ -1,17 +1,19 @@
 """The configs for own boxes and masks, each trained briefly."""
 
 import json
-import re
 
 import numpy as np
 import pytest
 from mmengine.config import Config
-from PIL import Image
 
+from aft_mm.analysis.run_logs import read_scalars
 from aft_mm.config.reading import check_data
 from aft_mm.errors import UserError
 
 from ..all_configs import ROOT
+from ..documents import blocks
+from ..errors import refuses_input
+from ..helpers import WITHOUT_WORKERS, save_picture
 
 pytestmark = pytest.mark.usefixtures('here')
 FOLDER = ROOT / 'configs/own_data'
@@ -19,11 +21,6 @@ RNG = np.random.default_rng(0)
 XML = """<annotation><size><width>96</width><height>64</height><depth>3</depth></size>
 <object><name>dog</name><difficult>0</difficult>
 <bndbox><xmin>9</xmin><ymin>5</ymin><xmax>50</xmax><ymax>44</ymax></bndbox></object></annotation>"""
-
-
-def save(path, array):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(array.astype(np.uint8)).save(path)
 
 
 def boxes_as_json(data):
@@ -34,7 +31,7 @@ def boxes_as_json(data):
         categories=[dict(id=3, name='cat'), dict(id=7, name='dog')],
     )
     for number in range(4):
-        save(data / f'my_boxes/images/{number}.jpg', RNG.integers(0, 256, (64, 96, 3)))
+        save_picture(data / f'my_boxes/images/{number}.jpg', RNG.integers(0, 256, (64, 96, 3)))
     for part in ('train', 'val'):
         (data / f'my_boxes/{part}.json').write_text(json.dumps(whole))
 
@@ -45,15 +42,17 @@ def boxes_as_xml(data):
     for part in ('train', 'val'):
         (data / f'my_boxes/ImageSets/Main/{part}.txt').write_text('0\n1\n2\n3')
     for number in range(4):
-        save(data / f'my_boxes/JPEGImages/{number}.jpg', RNG.integers(0, 256, (64, 96, 3)))
+        save_picture(data / f'my_boxes/JPEGImages/{number}.jpg', RNG.integers(0, 256, (64, 96, 3)))
         (data / f'my_boxes/Annotations/{number}.xml').write_text(XML)
 
 
 def masks(data):
     for part in ('train', 'val'):
         for number in range(4):
-            save(data / f'my_masks/{part}/{number}.jpg', RNG.integers(0, 256, (64, 96, 3)))
-            save(data / f'my_masks/{part}_masks/{number}.png', RNG.choice([0, 1, 2, 255], (64, 96)))
+            save_picture(data / f'my_masks/{part}/{number}.jpg', RNG.integers(0, 256, (64, 96, 3)))
+            save_picture(
+                data / f'my_masks/{part}_masks/{number}.png', RNG.choice([0, 1, 2, 255], (64, 96))
+            )
 
 
 EPOCH = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'param_scheduler=None']
@@ -74,18 +73,13 @@ def test_the_new_config_trains(kind, name, write, length, metric, tool, tmp_path
     write(tmp_path / 'data')
     tool('new').main([kind, f'data/{name}', '--out', 'my.py'])
     options = ['default_hooks.logger.interval=1', f'visualizer.name={kind}', *length]
-    for part in ('train', 'val'):
-        options += [
-            f'{part}_dataloader.{key}' for key in ('num_workers=0', 'persistent_workers=False')
-        ]
     tool('browse').main(['my.py', '--split', 'val', '--num', '2', '--out', 'samples.png'])
-    tool('train').main(['my.py', '--work-dir', 'work', '--cfg-options', *options])
+    tool('train').main(['my.py', '--work-dir', 'work', '--cfg-options', *options, *WITHOUT_WORKERS])
     shown = capfd.readouterr().out
     assert 'loading annotations' not in shown and 'Running per image' not in shown
     config = 'work/my.py' if length is LOW else 'my.py'  # with the option of the model
     assert f'next       aft_mm predict {config} work/' in shown
-    (log,) = (tmp_path / 'work').glob('*/vis_data/scalars.json')
-    records = [json.loads(line) for line in log.read_text().splitlines()]
+    records = read_scalars('work')
     assert any(metric in record for record in records)
     assert any(record.get('loss', 0) > 0 for record in records)
 
@@ -103,20 +97,16 @@ def test_the_configs_of_the_guide_train(number, options, tool, tmp_path, capfd):
     boxes_as_json(tmp_path)
     for part in ('training', 'validation'):
         folder = tmp_path / 'data/ade/ADEChallengeData2016'
-        save(folder / f'images/{part}/0.jpg', RNG.integers(0, 256, (64, 96, 3)))
-        save(folder / f'annotations/{part}/0.png', RNG.integers(0, 151, (64, 96)))
-    guide = (ROOT / 'docs/tasks/dense_prediction.md').read_text()
-    examples = re.findall('```python\n(.*?)```', guide, re.S)
+        save_picture(folder / f'images/{part}/0.jpg', RNG.integers(0, 256, (64, 96, 3)))
+        save_picture(folder / f'annotations/{part}/0.png', RNG.integers(0, 151, (64, 96)))
+    examples = blocks('docs/tasks/dense_prediction.md', 'python')
     (tmp_path / 'detector.py').write_text(examples[0])
     (tmp_path / 'mine.py').write_text(examples[number])
     options += ['default_hooks.logger.interval=1', f'visualizer.name=guide{number}']
-    for part in ('train', 'val'):
-        options += [
-            f'{part}_dataloader.{key}' for key in ('num_workers=0', 'persistent_workers=False')
-        ]
-    tool('train').main(['mine.py', '--work-dir', 'work', '--cfg-options', *options])
-    (log,) = (tmp_path / 'work').glob('*/vis_data/scalars.json')
-    records = [json.loads(line) for line in log.read_text().splitlines()]
+    tool('train').main(
+        ['mine.py', '--work-dir', 'work', '--cfg-options', *options, *WITHOUT_WORKERS]
+    )
+    records = read_scalars('work')
     assert records[0]['loss'] > 0
     assert ('coco/bbox_mAP' if number == 1 else 'mIoU') in records[-1]
 
@@ -174,10 +164,9 @@ def test_masks_are_checked_before_a_training(mask, message, tmp_path):
     config = Config.fromfile(path)
     check_data(config, 'train', 'val')
     place = tmp_path / 'data/my_masks/val_masks/2.png'
-    place.unlink() if mask is None else save(place, mask)
+    place.unlink() if mask is None else save_picture(place, mask)
     check_data(config, 'train')
-    with pytest.raises(UserError, match=f"mask '.*val_masks/2.png' {message}|{message}"):
-        check_data(config, 'val')
+    refuses_input(f"mask '.*val_masks/2.png' {message}|{message}", check_data, config, 'val')
     config.val_dataloader.dataset.ann_file = str(tmp_path / 'list.txt')
     (tmp_path / 'list.txt').write_text('0\n1\n3\n')
     check_data(config, 'val')

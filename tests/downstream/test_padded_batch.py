@@ -40,7 +40,6 @@ def random_model(config):
     ],
 )
 def test_features_do_not_depend_on_padding(name):
-    torch.manual_seed(0)
     task = CONFIGS[name].parent.name
     model = random_model(load_config(CONFIGS[name]).model)
     images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in SIZES]

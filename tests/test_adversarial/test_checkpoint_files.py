@@ -48,9 +48,8 @@ def test_no_object_is_built_by_the_state_of_a_file(name, zipped, tmp_path):
         ('publish', ['a.pth', 'out.pth']),
     ],
 )
-def test_tools_refuse_an_object_array_and_live(name, words, tool, config, tmp_path, monkeypatch):
+def test_tools_refuse_an_object_array_and_live(name, words, tool, config, here):
     """Stock numpy would write to an address that the file chooses."""
-    monkeypatch.chdir(tmp_path)
     state = dict(
         state_dict={}, meta=dict(experiment_name=hostile.OBJECTS['object array at an address']())
     )
@@ -374,8 +373,7 @@ def test_parts_of_killed_downloads_are_removed(server, tmp_path):
     ],
 )
 @pytest.mark.parametrize('words', [['train', '--resume'], ['test']])
-def test_weights_that_are_no_tensors(state, message, words, tool, config, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_weights_that_are_no_tensors(state, message, words, tool, config, here):
     torch.save(dict(state_dict=state, meta={}), 'a.pth')
     Path('text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
     with pytest.raises(SystemExit, match=f"Error: checkpoint 'a.pth' {message}$"):

@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,18 +15,17 @@ from aft_mm.config.finding import configs_by_name, find_config
 from aft_mm.config.reading import check_keys, check_settings, read_config
 from aft_mm.errors import UserError
 
-from ..helpers import command
+from ..errors import refuses_input
+from ..helpers import ROOT, command
 
 pytestmark = pytest.mark.adversarial
 
-ROOT = Path(__file__).parents[2]
 TINY = ROOT / 'tests/configs/tiny.py'
 
 
 @pytest.fixture
-def tool(tool, monkeypatch, tmp_path):
+def tool(tool, monkeypatch, here):
     monkeypatch.syspath_prepend(str(ROOT / 'tools/analysis_tools'))
-    monkeypatch.chdir(tmp_path)
 
     def run(name, *words):
         call = tool(name).main if '/' in name else command(name.replace('_', '-'))
@@ -146,8 +144,7 @@ def test_a_config_that_is_its_own_base(tmp_path):
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack(0)) + 120)  # a level costs a file that is parsed
     try:
-        with pytest.raises(UserError, match='has itself among its _base_'):
-            read_config(str(tmp_path / 'a.py'))
+        refuses_input('has itself among its _base_', read_config, str(tmp_path / 'a.py'))
     finally:
         sys.setrecursionlimit(limit)
 
@@ -163,8 +160,7 @@ def test_no_config_of_ours_is_called_misspelt():
 def test_a_broken_mmpretrain_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, 'mmpretrain', None)
     config = Config.fromfile(find_config('aft-conv-quickstart_1xb64-50e_digits'))
-    with pytest.raises(UserError, match='^mmpretrain cannot be imported: import of mmpretrain'):
-        check_settings(config)
+    refuses_input('^mmpretrain cannot be imported: import of mmpretrain', check_settings, config)
 
 
 def test_a_name_of_ones_own_is_nobody_elses_affair():
@@ -174,8 +170,7 @@ def test_a_name_of_ones_own_is_nobody_elses_affair():
     check_keys(Config(dict(conv_cfg=conv_cfg, model=dict(backbone=dict(conv_cfg=conv_cfg)))))
     with pytest.raises(UserError, match="did you mean 'env_cfg'"):
         check_keys(Config(dict(conv_cfg=conv_cfg, model=dict())))
-    with pytest.raises(UserError, match="did you mean 'val_evaluator'"):
-        check_keys(Config(dict(val_evaluater=dict())))
+    refuses_input("did you mean 'val_evaluator'", check_keys, Config(dict(val_evaluater=dict())))
 
 
 @pytest.mark.parametrize('words', ['train_cfg.max_epochs', '=3', 'a=1 b'])

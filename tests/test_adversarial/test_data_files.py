@@ -11,6 +11,8 @@ import pytest
 from aft_mm.config.reading import read_config
 from aft_mm.datasets import TextFile
 
+from ..errors import refuses, stops
+
 pytestmark = pytest.mark.adversarial
 MEGABYTES = 50
 
@@ -29,18 +31,17 @@ def test_a_text_that_is_no_text_is_refused(tmp_path):
         TextFile(str(tmp_path / 'text.gz'))
 
 
-def test_a_text_for_a_config_is_read_up_to_a_bound(tool, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_text_for_a_config_is_read_up_to_a_bound(tool, here):
     Path('text.gz').write_bytes(gzip.compress(bytes(MEGABYTES * 2**20)))
-    with pytest.raises(SystemExit, match="text '.*text.gz' must have at most 5,0.* when decomp"):
-        tool('new').main(['text', 'text.gz'])
+    limit = (
+        "text '.*text.gz' must have at most 5,0.* when decompressed, 100 times its size, got more"
+    )
+    stops(limit, tool('new').main, ['text', 'text.gz'])
     Path('text.gz').write_bytes(gzip.compress(b'a text')[:-1])
-    with pytest.raises(SystemExit, match="text '.*text.gz' is not a whole gzip file"):
-        tool('new').main(['text', 'text.gz'])
+    stops("text '.*text.gz' is not a whole gzip file", tool('new').main, ['text', 'text.gz'])
 
 
-def test_the_archive_of_enwik8_is_unpacked_to_its_length_at_most(tool, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_archive_of_enwik8_is_unpacked_to_its_length_at_most(tool, here, monkeypatch):
     with zipfile.ZipFile('a.zip', 'w', zipfile.ZIP_DEFLATED) as file:
         file.writestr('enwik8', bytes(MEGABYTES * 2**20))
     Path('a.gz').write_bytes(gzip.compress(bytes(MEGABYTES * 2**20)))
@@ -66,11 +67,9 @@ def test_the_archive_of_enwik8_is_unpacked_to_its_length_at_most(tool, tmp_path,
         ('evil.json', '{}'),
     ],
 )
-def test_configs_that_look_like_data_are_not_read(name, text, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_configs_that_look_like_data_are_not_read(name, text, here):
     Path(name).write_text(text)
-    with pytest.raises(ValueError, match=f"config '{name}' must be a Python file"):
-        read_config(name)
+    refuses(f"config '{name}' must be a Python file", read_config, name)
     assert os.listdir() == [name]
 
 
@@ -82,8 +81,7 @@ def test_configs_that_look_like_data_are_not_read(name, text, tmp_path, monkeypa
     ],
 )
 @pytest.mark.parametrize('quote', ["'", '"'])
-def test_a_data_folder_of_any_name(folder, quote, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_data_folder_of_any_name(folder, quote, here, monkeypatch):
     monkeypatch.setenv('AFT_MM_DATA', folder)
     Path('base.py').write_text(f'data_root = {quote}{{{{$AFT_MM_DATA:data}}}}/images{quote}\n')
     Path('config.py').write_text("_base_ = 'base.py'\n")

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from PIL import Image
 
+from ..helpers import save_picture
 from ..parallel_data import write_pairs
 from ..speech_data import write_sound
 from ..test_integration import assert_same, write_data
@@ -106,18 +106,14 @@ TASKS = {
 def write_frames(folder):
     rng = np.random.default_rng(0)
 
-    def save(path, array):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(array.astype(np.uint8)).save(path)
-
     for split, count in (('train', 6), ('val', 2)):
         for number in range(count):
             camvid = folder / 'data/camvid'
-            save(camvid / f'{split}/{number}.jpg', rng.integers(0, 256, (40, 48, 3)))
-            save(camvid / f'{split}annot/{number}.png', rng.integers(0, 12, (40, 48)))
+            save_picture(camvid / f'{split}/{number}.jpg', rng.integers(0, 256, (40, 48, 3)))
+            save_picture(camvid / f'{split}annot/{number}.png', rng.integers(0, 12, (40, 48)))
     boxes = folder / 'data/bccd'
     for number in range(12):
-        save(boxes / f'JPEGImages/{number}.png', rng.integers(0, 256, (48, 64, 3)))
+        save_picture(boxes / f'JPEGImages/{number}.png', rng.integers(0, 256, (48, 64, 3)))
     images = [dict(id=i, file_name=f'{i}.png', width=64, height=48) for i in range(12)]
     mark = dict(bbox=[8, 4, 31, 29], area=899, iscrowd=0)
     mark |= dict(segmentation=[[8, 4, 39, 4, 39, 33, 8, 33]])

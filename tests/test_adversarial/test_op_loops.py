@@ -23,7 +23,6 @@ B, T, D, HEADS = 2, 35, 12, 4
 def native(monkeypatch):
     if isinstance(reason := availability.find_library(), str):
         pytest.skip(f'the loops cannot be used: native {reason}')
-    torch.manual_seed(0)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'native')
 
 

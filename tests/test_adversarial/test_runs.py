@@ -41,8 +41,7 @@ class FailHook(Hook):
 
 
 @pytest.fixture
-def train(tool, config, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def train(tool, config, here, monkeypatch):
 
     def call(action=None, *words, resume=False, workers=0):
         monkeypatch.setattr(FailHook, 'action', staticmethod(action or (lambda runner: None)))

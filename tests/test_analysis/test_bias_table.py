@@ -26,7 +26,6 @@ def test_a_kernel_with_one_place_and_a_flat_one():
 
 @pytest.mark.parametrize('causal', [False, True])
 def test_a_dense_bias_is_the_mean_over_queries_of_what_they_see(causal):
-    torch.manual_seed(0)
     grid, w = (3, 4), torch.randn(1, 13, 13)
     (row,) = position_bias_table({'layer 0': w}, grid, 1, causal=causal, top=2)
 

@@ -30,8 +30,7 @@ def log(seed, length=50, epochs=5, loss=2.0):
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(here):
     for seed in (0, 1):
         for name in ('a', 'b'):
             text = ''.join(json.dumps(record) + '\n' for record in log(seed))

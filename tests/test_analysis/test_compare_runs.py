@@ -12,17 +12,15 @@ from aft_mm.analysis.compare_runs import run_table
 from aft_mm.analysis.model_complexity import analyse_config
 
 from ..errors import stops
-from ..helpers import command
+from ..helpers import ROOT, command
 
 main = command('compare runs')
 
-ROOT = Path(__file__).parents[2]
 QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-quickstart_*.py'))
 
 
 @pytest.fixture(autouse=True)
-def work_dirs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def work_dirs(here):
     for name, accuracy, seconds, change in (
         ('a0', 90.0, 0.25, {}),
         ('a1', 94.0, 0.5, {'randomness': dict(seed=1)}),

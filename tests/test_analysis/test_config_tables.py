@@ -10,11 +10,10 @@ import pytest
 import yaml
 from modelindex.load_model_index import load
 
-from ..documents import WRITTEN
+from ..documents import ROOT, WRITTEN
 from ..errors import stops
 from .test_table_pages import FACTS
 
-ROOT = Path(__file__).parents[2]
 TASKS = 'copy_task synthetic_tasks image_ar image_classification language_modeling'.split()
 TASKS += 'machine_translation point_cloud speech_recognition super_resolution'.split()
 TASKS = [ROOT / 'configs' / task for task in TASKS]

@@ -209,11 +209,10 @@ def test_bad_logs_are_named(tmp_path):
 
 class TestPlotCurves:
     @pytest.fixture
-    def plot(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
+    def plot(self, here):
         records = [dict(loss=5.0, epoch=1, iter=1, step=1), dict(bits_per_char=7.0, step=1)]
         for name in ('log', 'copy'):
-            (tmp_path / f'{name}.jsonl').write_text('\n'.join(map(json.dumps, records)))
+            (here / f'{name}.jsonl').write_text('\n'.join(map(json.dumps, records)))
         return lambda *words: command('plot curves')(words)
 
     def test_a_picture_of_two_runs(self, plot, tmp_path, capsys):

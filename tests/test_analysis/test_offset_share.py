@@ -21,8 +21,8 @@ TOKENS = 20
 
 
 def share_of(attention):
-    relative = mean_relative_attention(attention, GRID)
-    return offset_share(relative, attention.double().mean(0).square().mean((1, 2)))
+    mean = attention.double().mean(0)
+    return offset_share(mean_relative_attention(mean, GRID), mean.square().mean((1, 2)))
 
 
 def by_offset(function):
@@ -51,7 +51,6 @@ def test_the_share_of_attention_with_a_known_one():
 
 
 def test_the_mean_is_better_explained_than_its_images():
-    torch.manual_seed(0)
     base = by_offset(np.random.default_rng(0).random((7, 9)))
     noise = torch.randn(400, 1, TOKENS, TOKENS, dtype=torch.float64) / 2
     attention = torch.zeros(400, 1, TOKENS + 1, TOKENS + 1, dtype=torch.float64)
@@ -88,15 +87,12 @@ def test_patches_are_moved_whole_and_in_another_order_in_each_image():
 TIMM = ['plot', 'attention', 'timm:deit_tiny_patch16_224']
 
 
-def test_the_command_writes_shares_of_random_weights_and_refuses_wrong_options(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
+def test_the_command_writes_shares_of_random_weights_and_refuses_wrong_options(here, capsys):
     shares = {}
     for name, options in dict(noise=[], shuffled=['--shuffle', '32']).items():
         words = '--noise --num 2 --layers 0,11 --heads all --out a.png --csv a.csv'.split()
         main([*TIMM, *words, *options])
-        rows = list(csv.DictReader((tmp_path / 'a.csv').open()))
+        rows = list(csv.DictReader((here / 'a.csv').open()))
         assert [(row['layer'], row['head']) for row in rows] == [
             (f'layer {layer}', str(head)) for layer in (0, 11) for head in range(3)
         ]
@@ -104,7 +100,7 @@ def test_the_command_writes_shares_of_random_weights_and_refuses_wrong_options(
         assert all(0 < share < 1 for share in shares[name])
     assert shares['noise'] != shares['shuffled']
     assert '2 noise images with shuffled squares of 32 px' in capsys.readouterr().out
-    (tmp_path / 'a.pth').touch()
+    (here / 'a.pth').touch()
     for options, message in (
         (
             ['--noise', '--shuffle', '30'],
@@ -114,4 +110,4 @@ def test_the_command_writes_shares_of_random_weights_and_refuses_wrong_options(
         (['a.pth', 'a.jpg', '--noise'], '--noise cannot be combined with images'),
     ):
         stops(message, main, [*TIMM, *options, '--num', '1', '--out', 'b.png'])
-    assert not (tmp_path / 'b.png').exists()
+    assert not (here / 'b.png').exists()

@@ -31,9 +31,8 @@ from aft_mm.analysis.plot_keys import key_maps
 from aft_mm.analysis.plot_position_bias import position_bias_table
 
 from ..errors import stops
-from ..helpers import command
+from ..helpers import ROOT, command
 
-ROOT = Path(__file__).parents[2]
 NEEDS_GRAD_CAM = pytest.mark.skipif(
     not importlib.util.find_spec('pytorch_grad_cam'), reason='needs the extra "analysis"'
 )
@@ -277,10 +276,9 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
     ],
 )
 def test_bad_input_gives_a_one_line_message(
-    name, words, message, analysis, digits_classifier, untrained, tmp_path, monkeypatch
+    name, words, message, analysis, digits_classifier, untrained, here
 ):
-    monkeypatch.chdir(tmp_path)
     other = untrained['tiny_text'][1]
     words = words.format(' '.join(digits_classifier), config=digits_classifier[0], other=other)
     stops(message, analysis, name, *words.split(), '--out', 'a.png')
-    assert not (tmp_path / 'a.png').exists()
+    assert not (here / 'a.png').exists()

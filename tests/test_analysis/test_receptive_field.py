@@ -19,7 +19,6 @@ from ..errors import refuses
 
 
 def test_linear_convolutions_have_the_square_of_their_joint_kernel():
-    torch.manual_seed(0)
     first, second = nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 5, padding=2)
     energy = receptive_field(lambda x: second(first(x)), torch.randn(3, 1, 21, 17), place=(9, 10))
 
@@ -33,7 +32,6 @@ def test_linear_convolutions_have_the_square_of_their_joint_kernel():
 
 
 def test_several_channels_are_the_squared_jacobian():
-    torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(2, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 5, 3, 2, 1))
     images = torch.randn(1, 2, 8, 8)
     jacobian = torch.autograd.functional.jacobian(lambda x: network(x)[0, :, 2, 2], images)
@@ -63,7 +61,6 @@ def test_patches_and_windows_of_a_transformer_are_its_field():
 
 def test_the_mean_of_a_layer_norm_is_constant_but_its_field_is_not_empty():
     """Without random projections, the sum over the channels would have no gradient."""
-    torch.manual_seed(0)
     conv, norm = nn.Conv2d(3, 8, 4, 4), nn.LayerNorm(8)
     energy = receptive_field(
         lambda x: norm(conv(x).movedim(1, -1)).movedim(-1, 1), torch.randn(1, 3, 12, 12)
@@ -107,7 +104,6 @@ def test_the_grid_of_tokens(count, image, grid):
 
 
 def test_outputs_of_all_kinds_are_maps():
-    torch.manual_seed(0)
     expected = torch.randn(2, 5, 4, 2)
     tokens = expected.flatten(2).transpose(1, 2)
     for output, prefix in (

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +14,8 @@ from aft_mm.analysis.model_complexity import Likelihood, analyse, analyse_config
 from aft_mm.analysis.reference_bits import ppmd_bits, sorted_points_bits
 
 from ..errors import refuses_input, stops
-from ..helpers import command, only_error
+from ..helpers import ROOT, command, only_error
 
-ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / 'tools' / 'analysis_tools'
 QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-quickstart_*.py'))
 

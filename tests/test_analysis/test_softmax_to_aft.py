@@ -58,9 +58,8 @@ def test_what_is_random_has_its_seed():
 
 
 @pytest.fixture
-def study(tmp_path, monkeypatch):
+def study(here, monkeypatch):
     """Return a function that runs the tool on 18 pictures of 3 classes and a network of 3 layers of 56 px."""
-    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     options = dict(img_size=56, patch_size=14, embed_dim=64, depth=3, num_heads=2, num_classes=0)
     torch.save(timm.models.VisionTransformer(**options).state_dict(), 'vit.pth')

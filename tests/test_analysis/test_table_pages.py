@@ -3,14 +3,14 @@
 import json
 import re
 import sys
-from pathlib import Path
 
 import config_tables
 import pytest
 import table_pages
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from ..helpers import ROOT
+
 FACTS = yaml.safe_load((ROOT / 'docs/tables/tables.yml').read_text(encoding='utf-8'))
 every_page = pytest.mark.parametrize('page', FACTS['pages'], ids=lambda page: page['page'])
 

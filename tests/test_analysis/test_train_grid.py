@@ -8,6 +8,8 @@ import train_grid
 
 from aft_mm.engine.hooks.sanity import DIVERGED
 
+from ..errors import stops
+
 RATE = 'optim_wrapper.optimizer.lr'
 GRID = 'a.py b.py --out out --rates 1e-4 1e-3 --seeds 5 6'.split()
 GRID += ['--short', 'data.samples=8', '--cfg-options', 'data.samples=80']
@@ -26,8 +28,7 @@ def keep(kept, **changes):
 
 
 @pytest.fixture
-def runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def runs(here, monkeypatch):
     found = []
 
     def run_tool(tool, words, log):
@@ -144,8 +145,7 @@ def test_a_rate_with_a_non_finite_loss_is_not_used(runs, monkeypatch):
     ],
 )
 def test_bad_arguments_give_a_one_line_message(runs, words, message):
-    with pytest.raises(SystemExit, match=message):
-        train_grid.main([*words.split(), '--out', 'out'])
+    stops(message, train_grid.main, [*words.split(), '--out', 'out'])
 
 
 def test_a_failed_run_reports_the_reason(tmp_path):

@@ -1,6 +1,5 @@
 """`aft_mm new`: the config for own data, and the data that it refuses."""
 
-import gzip
 import json
 import os
 from collections import Counter
@@ -139,14 +138,6 @@ def test_the_config_has_the_whole_name_of_the_text(here):
         main(['new', 'text', name])
         assert read_config(config, {}).data_file == str(here / name)
     stops("'Kap_2.py' exists already", main, ['new', 'text', 'Kap.2.txt.gz'])
-
-
-def test_the_limit_of_a_packed_text_is_explained(here):
-    with gzip.open(here / 'a.txt.gz', 'wb') as file:
-        file.write(bytes(10**6))
-    stops(
-        'bytes when decompressed, 100 times its size, got more', main, ['new', 'text', 'a.txt.gz']
-    )
 
 
 @pytest.mark.parametrize(
@@ -394,14 +385,6 @@ def test_options_of_the_split_are_refused_where_nothing_is_split(words, here):
     message = f"{words[0]} has no effect: no validation images are sampled from 'data.txt'"
     stops(message, main, ['new', 'text', 'data.txt', *words])
     assert not (here / 'data.py').exists()
-
-
-def test_names_with_words_of_the_config(photos, here):
-    (photos / 'cat').rename(photos / 'split = SPLIT')
-    photos.rename(here / 'SPLIT')
-    main(['new', 'image-folder', 'SPLIT'])
-    config = Config.fromfile('SPLIT.py')
-    assert config.data_root == str(here / 'SPLIT') and config.split == str(here / 'SPLIT_split')
 
 
 def test_captions_beside_the_boxes_are_no_boxes(here):

@@ -100,18 +100,13 @@ def draw(hook, runner):
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 class TestImageSampling:
-    def test_samples_follow_the_seed_and_the_options(self, layout):
-        model, shape, _ = build(layout)
-        samples = sample_images(model, shape, 5, seed=1)
-        assert samples.shape == (5, *shape) and samples.dtype == np.uint8
-        np.testing.assert_array_equal(sample_images(model, shape, 5, seed=1), samples)
-        for other in (dict(seed=2), dict(seed=1, top_k=2), dict(seed=1, greedy=True)):
-            assert (sample_images(model, shape, 5, **other) != samples).any()
-
     def test_samples_are_the_tokens_in_the_order_of_the_data(self, layout):
         model, shape, pack = build(layout)
-        tokens = model.generate(model.decoder.max_length, batch_size=2, seed=3)
-        for image, expected in zip(sample_images(model, shape, 2, seed=3), tokens, strict=True):
+        options = dict(seed=3, temperature=0.8, top_k=9)
+        tokens = model.generate(model.decoder.max_length, batch_size=2, **options)
+        samples = sample_images(model, shape, 2, **options)
+        assert samples.shape == (2, *shape) and samples.dtype == np.uint8
+        for image, expected in zip(samples, tokens, strict=True):
             packed = pack(dict(img=image))['inputs']
             torch.testing.assert_close(packed.long().view(expected.shape), expected)
 

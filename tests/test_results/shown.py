@@ -4,14 +4,12 @@ import itertools
 import re
 import statistics
 from decimal import ROUND_HALF_UP, Decimal
-from pathlib import Path
 
 from aft_mm.analysis.run_files import selected
 from aft_mm.analysis.verdicts import difference, mean_interval
 
-from ..documents import text_of
+from ..documents import ROOT, text_of
 
-ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / 'docs/results'
 FILES = sorted(RESULTS.rglob('runs.jsonl'))
 NUMBER = re.compile(r'(?<![\w.])[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?!\w)')

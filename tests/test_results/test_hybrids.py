@@ -3,8 +3,6 @@
 import json
 from itertools import combinations
 
-from aft_mm.analysis.verdicts import verdict_table
-
 from ..documents import text_of
 from .shown import (
     CIFAR10,
@@ -128,7 +126,3 @@ def test_signed_kernels_on_images():
     assert shown.format(*numbers, *p) in text and min(p) > 0.05
     (first,) = values('cifar10_full_single_runs', 'aft-conv-signed_2-epochs_seed0', CIFAR10[1])
     assert f'seed 0 came first: {first:.1f} % ([run](' in text
-
-
-def test_equal_runs_have_no_interval():
-    assert '| a | 2 | 2.000 |' in verdict_table({'a': [2.0, 2.0]}, 'bits')

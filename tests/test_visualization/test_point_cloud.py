@@ -7,6 +7,8 @@ import pytest
 
 from aft_mm.visualization import draw_point_clouds
 
+from ..errors import refuses
+
 CORNERS = np.array(list(itertools.product((0.0, 1.0), repeat=3)))
 
 
@@ -88,10 +90,8 @@ def test_fewer_points_are_larger():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="up must be one of x, y, z, got 'w'"):
-        draw_point_clouds([CORNERS], 'w')
-    with pytest.raises(ValueError, match='at least one cloud'):
-        draw_point_clouds([])
+    refuses("up must be one of x, y, z, got 'w'", draw_point_clouds, [CORNERS], 'w')
+    refuses('at least one cloud', draw_point_clouds, [])
     for wrong in (np.zeros((4, 2)), np.zeros((0, 3)), np.full((4, 3), np.nan)):
         with pytest.raises(ValueError, match=r'clouds\[1\] must be \[P, 3\] of finite numbers'):
             draw_point_clouds([CORNERS, wrong])

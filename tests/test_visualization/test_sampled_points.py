@@ -7,6 +7,7 @@ from aft_mm.errors import UserError
 from aft_mm.tokenizers import encode_points
 from aft_mm.visualization import check_points, check_settings, sample_points
 
+from ..errors import refuses, refuses_input
 from ..generation_models import points_model, super_resolution_model
 
 
@@ -43,11 +44,9 @@ def test_other_models_are_named(model):
         with pytest.raises(UserError, match=f'point clouds with num_bits={bits} needs {2**bits} '):
             check_points(other, bits)
     check_points(model, 5, num_points=5)
-    with pytest.raises(UserError, match='num_points must be 5, .* got 4'):
-        check_points(model, 5, num_points=4)
+    refuses_input('num_points must be 5, .* got 4', check_points, model, 5, num_points=4)
     for num in (0, 2.5):
-        with pytest.raises(ValueError, match=f'num must be an int, 1 or larger, got {num}'):
-            sample_points(model, num, 5)
+        refuses(f'num must be an int, 1 or larger, got {num}', sample_points, model, num, 5)
 
 
 @pytest.mark.parametrize(
@@ -61,5 +60,4 @@ def test_other_models_are_named(model):
     ],
 )
 def test_bad_settings_of_a_config_are_rejected(settings, message):
-    with pytest.raises(ValueError, match=message):
-        check_settings(settings)
+    refuses(message, check_settings, settings)

@@ -5,6 +5,8 @@ import pytest
 
 from aft_mm.visualization import draw_completions, draw_samples
 
+from ..errors import refuses
+
 
 @pytest.fixture
 def images():
@@ -65,9 +67,6 @@ def test_a_row_of_completions_has_the_given_part_and_the_truth(images):
 
 def test_other_arrays_are_named(images):
     for wrong in (images[0], images[..., :2], images.astype(np.float32)):
-        with pytest.raises(ValueError, match=r'images must be uint8 \[N, H, W, C\]'):
-            draw_samples(wrong)
-    with pytest.raises(ValueError, match='at least one image'):
-        draw_samples(images[:0])
-    with pytest.raises(ValueError, match='must have same number of dimensions'):
-        draw_completions(images, images, 2)
+        refuses(r'images must be uint8 \[N, H, W, C\]', draw_samples, wrong)
+    refuses('at least one image', draw_samples, images[:0])
+    refuses('must have same number of dimensions', draw_completions, images, images, 2)

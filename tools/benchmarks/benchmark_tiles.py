@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from arguments import add_clock, positive_int
 from measuring import added_peak, in_fresh_process, interleaved
@@ -86,18 +87,13 @@ def seam_mask(shape: Sequence[int], frame: Sequence[int], size: int, width: int)
 
 
 def score(predicted: Tensor, labels: Tensor, classes: int, seam: Tensor | None = None) -> dict:
-    known = labels < classes
-    pairs = torch.bincount(labels[known] * classes + predicted[known], minlength=classes**2)
-    table = pairs.view(classes, classes).double()
-    hit = table.diagonal()
-    union = table.sum(0) + table.sum(1) - hit
-    right = (predicted == labels)[known]
-    row = dict(
-        miou=100 * (hit / union).nanmean().item(), accuracy=100 * right.double().mean().item()
-    )
+    from mmseg.evaluation import IoUMetric
+
+    areas = IoUMetric.intersect_and_union(predicted, labels.clamp_max(classes), classes, classes)
+    found = IoUMetric.total_area_to_metrics(*areas, metrics=['mIoU'])
+    row = dict(miou=100 * np.nanmean(found['IoU']).item(), accuracy=100 * found['aAcc'].item())
     if seam is not None:
-        near = seam.expand_as(known)[known]
-        row['seam_accuracy'] = 100 * right[near].double().mean().item()
+        row['seam_accuracy'] = score(predicted[:, seam], labels[:, seam], classes)['accuracy']
     return row
 
 
