@@ -191,18 +191,8 @@ def roi_align_forward(
         best, pixel = samples.transpose(2, 3).flatten(3).max(3)
         output[index] = best
         row, column = pixel // x.shape[1], pixel % x.shape[1]
-        argmax_y[index] = (
-            y[:, None, :]
-            .expand(len(y), len(x), -1)
-            .gather(2, row.permute(1, 2, 0))
-            .permute(2, 0, 1)
-        )
-        argmax_x[index] = (
-            x[None, :, :]
-            .expand(len(y), len(x), -1)
-            .gather(2, column.permute(1, 2, 0))
-            .permute(2, 0, 1)
-        )
+        argmax_y[index] = y[torch.arange(len(y))[:, None], row]
+        argmax_x[index] = x[torch.arange(len(x)), column]
     output.masked_fill_(lost, math.nan)
 
 
