@@ -7,7 +7,7 @@
 import copy
 import inspect
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from typing import Any
 
@@ -49,6 +49,7 @@ try:
         ImageClassifierOutput,
     )
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.utils import can_return_tuple
 except ImportError as error:
     raise missing_package(error, 'aft_mm.transformers', 'transformers') from None
 
@@ -142,17 +143,14 @@ _BYTES = dict(
 @contextmanager
 def _recorded(layers: nn.ModuleList, wanted: bool = True) -> Iterator[list[Tensor]]:
     states: list[Tensor] = []
-    if not wanted:
+    with ExitStack() as hooks:
+        if wanted:
+            first = layers[0].register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
+            hooks.enter_context(first)
+            for layer in layers:
+                hook = layer.register_forward_hook(lambda _, inputs, x: states.append(x))
+                hooks.enter_context(hook)
         yield states
-        return
-    hooks = [layers[0].register_forward_pre_hook(lambda layer, inputs: states.append(inputs[0]))]
-    for layer in layers:
-        hooks.append(layer.register_forward_hook(lambda layer, inputs, x: states.append(x)))
-    try:
-        yield states
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 #: What this version of Transformers calls the state between tokens.
@@ -250,13 +248,13 @@ class AFTModel(_ImageModel):
         super().__init__(config)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         pixel_values: Tensor,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         **absent: Any,
-    ) -> BaseModelOutputWithPooling | tuple:
+    ) -> BaseModelOutputWithPooling:
         """Return the tokens [B, T, D] after the final norm, class token first, and pooled [B, D].
 
         Args:
@@ -266,8 +264,7 @@ class AFTModel(_ImageModel):
         """
         self._check_absent(absent)
         tokens, hidden = self._tokens(pixel_values, output_hidden_states)
-        output = BaseModelOutputWithPooling(tokens, self._pool(tokens), hidden)
-        return output.to_tuple() if return_dict is False else output
+        return BaseModelOutputWithPooling(tokens, self._pool(tokens), hidden)
 
 
 class AFTForImageClassification(_ImageModel):
@@ -281,14 +278,14 @@ class AFTForImageClassification(_ImageModel):
         self.head = nn.ModuleDict(dict(fc=classifier))
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         pixel_values: Tensor,
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         **absent: Any,
-    ) -> ImageClassifierOutput | tuple:
+    ) -> ImageClassifierOutput:
         """Return logits [B, num_labels], and the loss if labels are given.
 
         Args:
@@ -299,8 +296,7 @@ class AFTForImageClassification(_ImageModel):
         tokens, hidden = self._tokens(pixel_values, output_hidden_states)
         logits = self.head['fc'](self._pool(tokens))
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
-        output = ImageClassifierOutput(loss, logits, hidden)
-        return output.to_tuple() if return_dict is False else output
+        return ImageClassifierOutput(loss, logits, hidden)
 
 
 class AFTBackbone(BackboneMixin, _ImageModel):
@@ -314,13 +310,13 @@ class AFTBackbone(BackboneMixin, _ImageModel):
         self.num_features = [config.hidden_size] * len(config.stage_names)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         pixel_values: Tensor,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         **absent: Any,
-    ) -> BackboneOutput | tuple:
+    ) -> BackboneOutput:
         """Return one map [B, D, H', W'] per stage of out_features, the last stage normalised.
 
         Args:
@@ -344,8 +340,7 @@ class AFTBackbone(BackboneMixin, _ImageModel):
         hidden = tuple(maps[i] for i in range(count + 1)) if every else None
         if count in wanted:
             maps[count] = self.backbone.norm(maps[count].movedim(1, -1)).movedim(-1, 1)
-        output = BackboneOutput(tuple(maps[i] for i in wanted), hidden)
-        return output.to_tuple() if return_dict is False else output
+        return BackboneOutput(tuple(maps[i] for i in wanted), hidden)
 
 
 class AFTCache(Cache):
@@ -475,6 +470,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
         self.decoder.embedding, self.head = fresh.decoder.embedding, fresh.head
         return self.decoder.embedding
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
@@ -484,11 +480,10 @@ class AFTForCausalLM(_Model, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         past_key_values: AFTCache | None = None,
         shift_labels: Tensor | None = None,
         **absent: Any,
-    ) -> CausalLMOutputWithPast | tuple:
+    ) -> CausalLMOutputWithPast:
         """Return logits [B, L, V]; row t predicts token t + 1, and is 0 after the last position.
 
         Args:
@@ -497,8 +492,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
                 earlier tokens may precede.
             cache: from a previous call; it is overwritten.
             labels: [B, L], usually `input_ids` itself, −100 for tokens without a loss. Not with a
-                filled
-                cache.
+                filled cache.
             use_cache: return a cache; by default if one is given.
             logits_to_keep: number of last rows to return, 0 for all.
             output_hidden_states: also return the vectors [B, L, D] before and after each block. Not
@@ -571,8 +565,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
                     cache = AFTCache() if cache is None else cache
                     self._read_prompt(input_ids, tokens, lengths, cache)
         logits = logits[:, -logits_to_keep:] if logits_to_keep else logits
-        output = CausalLMOutputWithPast(loss, logits, cache if use_cache else None, states or None)
-        return output.to_tuple() if return_dict is False else output
+        return CausalLMOutputWithPast(loss, logits, cache if use_cache else None, states or None)
 
     def generate(
         self,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
-from mmengine.registry import TRANSFORMS, VISUALIZERS, DefaultScope
+from mmengine.registry import VISUALIZERS, DefaultScope
 from mmengine.structures import PixelData
 from mmengine.utils import mkdir_or_exist
 from PIL import Image
@@ -67,9 +67,9 @@ class ImageClassifier:
         steps = self.config.test_dataloader.dataset.pipeline
         self._loads = loads_files(self.config)
         with DefaultScope.overwrite_default_scope('mmpretrain'):
-            self._pipeline: Transform = Compose([TRANSFORMS.build(step) for step in steps])
+            self._pipeline: Transform = Compose(steps)
             self._of_array: Transform = Compose(
-                [TRANSFORMS.build(step) for step in steps if step['type'] not in LOADERS]
+                [step for step in steps if step['type'] not in LOADERS]
             )
         self.takes_bgr = takes_bgr(self.config)
         self._channels = self.config.model.backbone.get('in_channels', 3)
@@ -345,8 +345,9 @@ class ImagePredictor:
         check_probability(f'{BEST_SCORE} of checkpoint {str(checkpoint)!r:.80}', self.score)
         steps = config.test_dataloader.dataset.pipeline
         with DefaultScope.overwrite_default_scope(self.scope):
-            shown = [step for step in steps if not step['type'].endswith('LoadAnnotations')]
-            self.pipeline = Compose([TRANSFORMS.build(step) for step in shown])
+            self.pipeline = Compose(
+                [step for step in steps if not step['type'].endswith('LoadAnnotations')]
+            )
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZER[self.scope], name='predict'))
         names = [printable(name) for name in self.classes]
         palette = palette_of(meta.get('palette'), len(names))

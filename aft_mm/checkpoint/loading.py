@@ -9,8 +9,8 @@ import re
 import threading
 import time
 import urllib.request
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlparse
@@ -21,6 +21,7 @@ from mmengine.runner.checkpoint import get_torchvision_models
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 from torch import Tensor, nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from aft_mm.errors import UserError
 from aft_mm.openmmlab import warn
@@ -391,12 +392,13 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
         UserError: The checkpoint does not fit the model.
     """
     weights = checkpoint.get('state_dict', checkpoint)
-    if not isinstance(weights, Mapping) or not all(isinstance(key, str) for key in weights):
+    if not isinstance(weights, dict) or not all(isinstance(key, str) for key in weights):
         raise UserError(
             'state_dict of the checkpoint must map names to tensors, got a '
             f'{type(weights).__name__} of something else'
         )
-    weights = _without_prefix(weights)
+    weights = copy(weights)
+    consume_prefix_in_state_dict_if_present(weights, 'module.')
     missing, unexpected, reshaped, uncopied = _copy(model, weights)
     if strict and (missing or unexpected or reshaped or uncopied):
         source = checkpoint.get('meta', {}).get('experiment_name', 'an unnamed run')
@@ -441,17 +443,6 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
             f'{list(weights[first].shape)} to {list(state[first].shape)}, {len(resized)} in all'
         )
     return resized
-
-
-def _without_prefix(weights: Mapping) -> OrderedDict:
-    state = OrderedDict((key.removeprefix('module.'), value) for key, value in weights.items())
-    versions = getattr(weights, '_metadata', None)
-    if versions is not None:
-        state._metadata = OrderedDict(  # type: ignore[attr-defined]
-            ('' if key == 'module' else key.removeprefix('module.'), value)
-            for key, value in versions.items()
-        )
-    return state
 
 
 def _copy(model: nn.Module, weights: Mapping) -> tuple:

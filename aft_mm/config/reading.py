@@ -305,18 +305,13 @@ def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
 
 
 def _uses(key: str, value: Any, tree: Any, at: str = '') -> Iterator[str]:
-    items = (
-        tree.items()
-        if isinstance(tree, dict)
-        else (enumerate(tree) if isinstance(tree, list) else ())
-    )
-    for name, part in items:
+    parts: Any = tree.items() if isinstance(tree, dict) else ()
+    if isinstance(tree, list):
+        parts = enumerate(tree)
+    for name, part in parts:
         path = f'{at}.{name}'.lstrip('.')
-        if (
-            part == value
-            and value not in ({}, [])
-            and (name == key or isinstance(value, dict | list))
-        ):
+        is_use = name == key or isinstance(value, dict | list)
+        if is_use and part == value and value not in ({}, []):
             yield path
         else:
             yield from _uses(key, value, part, path)
@@ -416,13 +411,8 @@ def _check_files(dataset: ConfigDict, key: str) -> None:
             )
     if isinstance(prefix, str):
         _check_images(key, os.path.join(root, prefix), dataset)
-    if dataset.type.endswith(BOXES):
-        warning = check_boxes(key, root, dataset)
-        if warning:
-            warn(f'{key}: {warning}')
-    if dataset.type.endswith('BaseSegDataset'):
-        warning = check_masks(key, root, dataset)
-        if warning:
+    for kinds, check in ((BOXES, check_boxes), ('BaseSegDataset', check_masks)):
+        if dataset.type.endswith(kinds) and (warning := check(key, root, dataset)):
             warn(f'{key}: {warning}')
 
 

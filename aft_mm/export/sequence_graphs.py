@@ -1,6 +1,6 @@
 """Graphs of the sequence models: decoders with a state, and CTC models."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +22,7 @@ from aft_mm.layers.mixers.lsh_attention import LSHAttention
 from aft_mm.layers.mixers.lstm import LSTM
 from aft_mm.layers.mixers.softmax_attention import KeyValueCache, SoftmaxAttention
 from aft_mm.models.block_stack import BlockStack
+from aft_mm.models.decoding.step_graph import map_leaves
 
 from .graphs import Call, Graph
 
@@ -89,14 +90,6 @@ def leaves_of(state: Any, name: str = '') -> Iterator[tuple[str, Any]]:
         return
     for key, part in zip(getattr(state, '_fields', range(len(state))), state, strict=True):
         yield from leaves_of(part, f'{name}.{key}' if name else str(key))
-
-
-def map_leaves(function: Callable[[Any], Any], state: Any, whole: tuple[type, ...] = ()) -> Any:
-    """Return nested tuples and lists of ``function(leaf)``; parts of the types `whole` are leaves."""
-    if isinstance(state, whole) or not isinstance(state, tuple | list):
-        return function(state)
-    parts = [map_leaves(function, part, whole) for part in state]
-    return type(state)(*parts) if hasattr(state, '_fields') else type(state)(parts)
 
 
 class StateLayout:

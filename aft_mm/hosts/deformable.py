@@ -1,22 +1,22 @@
 import math
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.functional import vjp
 from torchvision.ops import deform_conv2d
 
 
-def gradients(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_output: Tensor
-) -> tuple[Tensor, ...]:
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in inputs]
-        output = function(*leaves)
-        found = torch.autograd.grad(output, leaves, grad_output, allow_unused=True)
-    return tuple(
-        torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)
-    )
+def add_gradients(
+    function: Callable[..., Tensor],
+    inputs: tuple[Tensor, ...],
+    grad_output: Tensor,
+    totals: Sequence[Tensor],
+) -> None:
+    """Add the gradient of each input of a function to its total, in place."""
+    for total, gradient in zip(totals, vjp(function, inputs, grad_output)[1], strict=True):
+        total += gradient
 
 
 def wide(x: Tensor) -> Tensor:
@@ -38,7 +38,8 @@ def _deform_conv2d(
     input, offset, weight = wide(input), wide(offset), wide(weight)
     if offset.requires_grad:
         pairs = offset.unflatten(1, (-1, *weight.shape[2:], 2)).movedim(4, -1)
-        pairs = _without_outer_gradient(pairs, _positions(pairs, geometry), input.shape[2:])
+        size = torch.tensor(input.shape[2:], device=input.device)
+        pairs = _without_outer_gradient(pairs, _positions(pairs, geometry), size)
         offset = pairs.movedim(-1, 4).flatten(1, 4)
     bias, mask = (None if x is None else wide(x) for x in (bias, mask))
     output = deform_conv2d(input, offset, weight, bias, *geometry, mask).to(dtype)
@@ -55,14 +56,13 @@ def _positions(offset: Tensor, geometry: Sequence[tuple[int, int]]) -> Tensor:
     return offset + torch.stack((y, x), -1)
 
 
-def _without_outer_gradient(places: Tensor, positions: Tensor, size: Sequence[int]) -> Tensor:
-    """Return places [..., 2] that get no gradient where positions [px] are outside of the map.
+def _without_outer_gradient(places: Tensor, positions: Tensor, size: Tensor) -> Tensor:
+    """Return places [..., 2] that get no gradient where positions [px] are outside of a map's size.
 
     In mmcv a position at exactly −1, where offsets of 0 lead, is outside; in torch the pixel at 0
     gives it a slope.
     """
-    limit = torch.tensor(size, device=places.device)
-    inside = ((positions > -1) & (positions < limit)).all(-1, keepdim=True)
+    inside = ((positions > -1) & (positions < size)).all(-1, keepdim=True)
     return torch.where(inside, places, places.detach())
 
 
@@ -96,9 +96,7 @@ def deform_conv_backward_input(
     def forward(input: Tensor, offset: Tensor) -> Tensor:
         return _deform_conv2d(input, offset, weight, None, _geometry(options))
 
-    found = gradients(forward, [input, offset], grad_output)
-    grad_input += found[0]
-    grad_offset += found[1]
+    add_gradients(forward, (input, offset), grad_output, (grad_input, grad_offset))
 
 
 def deform_conv_backward_parameters(
@@ -117,7 +115,7 @@ def deform_conv_backward_parameters(
     def forward(weight: Tensor) -> Tensor:
         return _deform_conv2d(input, offset, weight, None, _geometry(options))
 
-    grad_weight += scale * gradients(forward, [grad_weight], grad_output)[0]
+    grad_weight += scale * vjp(forward, grad_weight, grad_output)[1]
 
 
 def modulated_deform_conv_forward(
@@ -179,36 +177,23 @@ def modulated_deform_conv_backward(
         offset, mask = (_first_numbers(x, grad_output.shape[2:]) for x in (offset, mask))
         return _deform_conv2d(input, offset, weight, None, places, mask)
 
-    found = gradients(forward, [input, weight, offset, mask], grad_output)
-    for total, one in zip((grad_input, grad_weight, grad_offset, grad_mask), found, strict=True):
-        total += one
+    totals = grad_input, grad_weight, grad_offset, grad_mask
+    add_gradients(forward, (input, weight, offset, mask), grad_output, totals)
     if with_bias:
         grad_bias += grad_output.sum((0, 2, 3))
 
 
 def _deformable_attention(
-    value: Tensor, shapes: Sequence[Sequence[int]], locations: Tensor, weights: Tensor
+    value: Tensor, shapes: Tensor, locations: Tensor, weights: Tensor
 ) -> Tensor:
+    attend = import_module('mmcv.ops.multi_scale_deform_attn').multi_scale_deformable_attn_pytorch
     dtype = value.dtype
     value, locations, weights = wide(value), wide(locations), wide(weights)
-    batch, _, heads, channels = value.shape
-    queries, levels, points = locations.shape[1], locations.shape[3], locations.shape[4]
-    maps = value.permute(0, 2, 3, 1).flatten(0, 1)  # [B · h, C, keys]
-    result = value.new_zeros(batch * heads, channels, queries)
-    for level, part in enumerate(maps.split([h * w for h, w in shapes], dim=2)):
-        where = locations[:, :, :, level].transpose(1, 2).flatten(0, 1)
-        size = [shapes[level][1], shapes[level][0]]
-        if where.requires_grad:
-            positions = where * torch.tensor(size, device=where.device) - 0.5
-            where = _without_outer_gradient(where, positions, size)
-        image = part.unflatten(2, shapes[level])
-        # [B · h, C, queries, points]
-        samples = F.grid_sample(image, 2 * where - 1, align_corners=False)
-        share = weights[:, :, :, level].transpose(1, 2).reshape(batch * heads, 1, queries, points)
-        result = result + (samples * share).sum(3)
-    assert levels == len(shapes)
-    result = result.reshape(batch, heads * channels, queries).transpose(1, 2)
-    return result.to(dtype, memory_format=torch.contiguous_format)
+    if locations.requires_grad:
+        sizes = shapes.flip(1).unsqueeze(1)  # width and height of each level, [levels, 1, 2]
+        locations = _without_outer_gradient(locations, locations * sizes - 0.5, sizes)
+    result: Tensor = attend(value, shapes.tolist(), locations, weights)
+    return result.to(dtype)
 
 
 def ms_deform_attn_forward(
@@ -230,7 +215,7 @@ def ms_deform_attn_forward(
     Returns:
         [B, queries, h · C].
     """
-    return _deformable_attention(value, shapes.tolist(), locations, weights)
+    return _deformable_attention(value, shapes, locations, weights)
 
 
 def ms_deform_attn_backward(
@@ -246,8 +231,7 @@ def ms_deform_attn_backward(
     im2col_step: int,
 ) -> None:
     def forward(value: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
-        return _deformable_attention(value, shapes.tolist(), locations, weights)
+        return _deformable_attention(value, shapes, locations, weights)
 
-    found = gradients(forward, [value, locations, weights], grad_output)
-    for total, one in zip((grad_value, grad_locations, grad_weights), found, strict=True):
-        total += one
+    totals = grad_value, grad_locations, grad_weights
+    add_gradients(forward, (value, locations, weights), grad_output, totals)

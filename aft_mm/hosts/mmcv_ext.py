@@ -8,12 +8,12 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.functional import vjp
 
 from .deformable import (
     deform_conv_backward_input,
     deform_conv_backward_parameters,
     deform_conv_forward,
-    gradients,
     modulated_deform_conv_backward,
     modulated_deform_conv_forward,
     ms_deform_attn_backward,
@@ -55,8 +55,6 @@ def _mask_places(options: dict[str, int], like: Tensor) -> Tensor:
     places = (y * width + x).masked_fill(outside, height * width)
     return places.flatten(0, 1).expand(like.shape[0], -1, -1, -1)
 
-
-__all__ = ['SUPPORTED', 'make_module']
 
 TINY = torch.finfo(torch.float32).tiny
 
@@ -193,18 +191,8 @@ def roi_align_forward(
         best, pixel = samples.transpose(2, 3).flatten(3).max(3)
         output[index] = best
         row, column = pixel // x.shape[1], pixel % x.shape[1]
-        argmax_y[index] = (
-            y[:, None, :]
-            .expand(len(y), len(x), -1)
-            .gather(2, row.permute(1, 2, 0))
-            .permute(2, 0, 1)
-        )
-        argmax_x[index] = (
-            x[None, :, :]
-            .expand(len(y), len(x), -1)
-            .gather(2, column.permute(1, 2, 0))
-            .permute(2, 0, 1)
-        )
+        argmax_y[index] = y[torch.arange(len(y))[:, None], row]
+        argmax_x[index] = x[torch.arange(len(x)), column]
     output.masked_fill_(lost, math.nan)
 
 
@@ -379,7 +367,7 @@ def sigmoid_focal_loss_backward(
     def loss(x: Tensor) -> Tensor:
         return _sigmoid_focal_loss(x, target, weight, gamma, alpha)
 
-    grad_input.copy_(gradients(loss, [input], torch.ones_like(input))[0])
+    grad_input.copy_(vjp(loss, input, torch.ones_like(input))[1])
 
 
 def softmax_focal_loss_forward(

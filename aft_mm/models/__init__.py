@@ -3,12 +3,15 @@
 from .algorithms import AutoregressiveModel, CTCModel
 from .backbones import AFTViT
 from .classifier import CLASSIFIERS, AFTClassifier
-from .data_preprocessor import SequencePreprocessor, UtterancePreprocessor
+from .data_preprocessor import (
+    MaskedDataPreprocessor,
+    SequencePreprocessor,
+    UtterancePreprocessor,
+)
 from .decoders import SequenceDecoder
 from .decoding import Hypothesis, beam_search, default_length, generate
 from .encoders import BiLSTMEncoder, SequenceEncoder
 from .heads import CategoricalHead, CTCHead, LogisticMixtureHead
-from .masked_data_preprocessor import MaskedDataPreprocessor
 from .necks import LayerConcat, SimpleFeaturePyramid
 
 __all__ = [

@@ -385,13 +385,11 @@ def _without_own_deprecations(runner: Runner) -> Iterator[None]:
     def keep(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith(('"FileClient" will be', '"HardDiskBackend" is'))
 
-    for handler in runner.logger.handlers:
-        handler.addFilter(keep)
+    runner.logger.addFilter(keep)
     try:
         yield
     finally:
-        for handler in runner.logger.handlers:
-            handler.removeFilter(keep)
+        runner.logger.removeFilter(keep)
 
 
 def run_properties(runner: Runner) -> dict[str, Any]:

@@ -269,18 +269,14 @@ def beam_search(
         memory = model.encode(_sources(source))
         limits = [default_length(model, len(one)) for one in source]
         if max_length is not None:
-            limits = [min(max_length, _position_limit(model))] * len(source)
+            limits = [min(max_length, model.decoder.max_length)] * len(source)
         finished = _search(model, memory, limits, end_token, beam_size, num_best, length_penalty)
     return [sorted(one, key=lambda h: -h.score)[:num_best] for one in finished]
 
 
 def default_length(model: Any, source_length: int) -> int:
     """Return the largest length of a translation, ``2·S + 10``, within the position table."""
-    return min(2 * source_length + 10, _position_limit(model))
-
-
-def _position_limit(model: Any) -> int:
-    return int(model.decoder.max_length)
+    return min(2 * source_length + 10, int(model.decoder.max_length))
 
 
 def _search(

@@ -156,12 +156,13 @@ def leaves(state: Any) -> Iterator[Any]:
         yield state
 
 
+def map_leaves(function: Callable[[Any], Any], state: Any, whole: tuple[type, ...] = ()) -> Any:
+    """Return nested tuples and lists of ``function(leaf)``; parts of the types `whole` are leaves."""
+    if isinstance(state, whole) or not isinstance(state, tuple | list):
+        return function(state)
+    parts = [map_leaves(function, part, whole) for part in state]
+    return type(state)(*parts) if hasattr(state, '_fields') else type(state)(parts)
+
+
 def copy_state(state: Any) -> Any:
-    if isinstance(state, Tensor):
-        return state.clone()
-    if isinstance(state, list):
-        return [copy_state(part) for part in state]
-    if isinstance(state, tuple):
-        parts = map(copy_state, state)
-        return type(state)(*parts) if hasattr(state, '_fields') else tuple(parts)
-    return state
+    return map_leaves(lambda x: x.clone() if isinstance(x, Tensor) else x, state)

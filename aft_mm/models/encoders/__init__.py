@@ -1,5 +1,4 @@
-from .bi_lstm_encoder import BiLSTMEncoder
-from .convolutional_encoders import ConformerEncoder, TDNNEncoder
+from .frame_encoders import BiLSTMEncoder, ConformerEncoder, TDNNEncoder
 from .sequence_encoder import SequenceEncoder
 
 __all__ = ['BiLSTMEncoder', 'ConformerEncoder', 'SequenceEncoder', 'TDNNEncoder']
