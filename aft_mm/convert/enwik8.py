@@ -34,14 +34,6 @@ def open_archive(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
         raise UserError(f'the archive must be a .zip or a .gz file, got {str(path)!r}')
 
 
-def copy(source: IO[bytes] | gzip.GzipFile, out: IO[bytes], limit: int) -> int:
-    copied = 0
-    while block := source.read(min(2**20, limit - copied)):
-        out.write(block)
-        copied += len(block)
-    return copied
-
-
 def unpack(archive: Path, folder: Path, size: int) -> Path:
     if not archive.is_file():
         raise UserError(f'archive {str(archive)!r} does not exist')
@@ -49,14 +41,15 @@ def unpack(archive: Path, folder: Path, size: int) -> Path:
     target = folder / 'enwik8'
     try:
         with open_archive(archive) as source, write_whole(target) as out:
-            copied = copy(source, out, size + 1)
-            if copied > size:
+            content = source.read(size + 1)
+            if len(content) > size:
                 raise UserError(f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds more')
-            if copied != size:
+            if len(content) < size:
                 raise UserError(
                     f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds '
-                    f'{copied:,}; for a part of the file use --size {copied}'
+                    f'{len(content):,}; for a part of the file use --size {len(content)}'
                 )
+            out.write(content)
     except UserError:
         raise
     except (
