@@ -219,20 +219,17 @@ def add_choice_arguments(
         parser.add_argument('--heads', default='even:12', help=f'{LAYERS} (default: %(default)s)')
 
 
-def add_network_arguments(parser: argparse.ArgumentParser, num: int, random: bool = False) -> None:
-    """Add a network of any library, its checkpoint, its input, a table and the picture."""
+def add_network_arguments(parser: argparse.ArgumentParser, num: int) -> None:
+    """Add a network of any library, its checkpoint if any, its input, a table and the picture."""
     parser.add_argument(
         'network',
         metavar='NETWORK',
         help='a config of aft_mm or mmpretrain, a model name of mmpretrain, or timm:NAME',
     )
     parser.add_argument(
-        'checkpoint',
-        metavar='CHECKPOINT',
-        nargs='?' if random else None,
-        help='path of the checkpoint',
+        'checkpoint', metavar='CHECKPOINT', nargs='?', help='path of the checkpoint'
     )
-    add_image_arguments(parser, num, noise=random)
+    add_image_arguments(parser, num, noise=True)
     parser.add_argument('--csv', metavar='CSV', help='also write the numbers to this file')
     add_picture_arguments(parser)
 

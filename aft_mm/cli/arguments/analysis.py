@@ -8,6 +8,7 @@ from aft_mm.analysis import AtMost
 from . import (
     LAYERS,
     add_choice_arguments,
+    add_config,
     add_config_options,
     add_image_arguments,
     add_network_arguments,
@@ -60,7 +61,7 @@ def plot_position_bias(parser: argparse.ArgumentParser) -> None:
         aft_mm plot bias CONFIG CHECKPOINT --view matrix \\
             --quantity exp --out a.png
     """
-    parser.add_argument('config', metavar='CONFIG', help='path or name of the config')
+    add_config(parser)
     parser.add_argument(
         'checkpoint',
         metavar='CHECKPOINT',
@@ -123,7 +124,7 @@ def plot_attention(parser: argparse.ArgumentParser) -> None:
         aft_mm plot attention NETWORK CHECKPOINT --num 256 --out attention.png
         aft_mm plot attention NETWORK CHECKPOINT --layers 0,2,4 --out a.png
     """
-    add_network_arguments(parser, num=64, random=True)
+    add_network_arguments(parser, num=64)
     add_choice_arguments(parser)
     parser.add_argument(
         '--shuffle', type=int, metavar='PX', help='permute the squares of PX pixels of each image'
@@ -139,7 +140,7 @@ def plot_receptive_field(parser: argparse.ArgumentParser) -> None:
         aft_mm plot receptive-field NETWORK CHECKPOINT --num 64 --out field.png
         aft_mm plot receptive-field timm:resnet18 --size 224 --out field.png
     """
-    add_network_arguments(parser, num=16, random=True)
+    add_network_arguments(parser, num=16)
     add_choice_arguments(
         parser,
         heads=False,
@@ -225,12 +226,8 @@ def explore(parser: argparse.ArgumentParser) -> None:
 
     The page needs no network connection.
     """
-    parser.add_argument('config', metavar='CONFIG', help='path or name of the config')
-    parser.add_argument(
-        'checkpoint',
-        metavar='CHECKPOINT',
-        help='path of the checkpoint, as `aft_mm train` writes it',
-    )
+    add_config(parser)
+    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path of the checkpoint')
     parser.add_argument(
         'images',
         nargs='*',
@@ -350,7 +347,7 @@ def model_complexity(parser: argparse.ArgumentParser) -> None:
 
 
 def reference_bits(parser: argparse.ArgumentParser) -> None:
-    """Compute reference values for a model on the test split of a config, in bits per value.
+    """Compute reference values for an autoregressive model on the test split, in bits per value.
 
     - order 0: entropy of the histogram of the split, the lower bound for a model without context;
     - xz -9: a general-purpose compressor on the same bytes;
@@ -361,9 +358,7 @@ def reference_bits(parser: argparse.ArgumentParser) -> None:
 
         aft_mm reference-bits CONFIG --out references.json
     """
-    parser.add_argument(
-        'config', metavar='CONFIG', help='path or name of the config of an autoregressive model'
-    )
+    add_config(parser)
     parser.add_argument('--out', type=Path, metavar='JSON', help='write the values to this file')
     add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
     parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
@@ -376,7 +371,7 @@ def browse_dataset(parser: argparse.ArgumentParser) -> None:
 
         aft_mm browse CONFIG --split train --num 9 --out samples.png
     """
-    parser.add_argument('config', metavar='CONFIG', help='path of any config')
+    add_config(parser)
     add_split(parser, 'train')
     add_number(parser, '--num', AtMost(9), 'number of samples')
     add_number(parser, '--seed', 0, 'seed of random transforms')
@@ -390,6 +385,6 @@ def demo(parser: argparse.ArgumentParser) -> None:
 
     The page is for this machine only.
     """
-    parser.add_argument('config', metavar='CONFIG', help='path or name of the config')
-    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path of a checkpoint')
+    add_config(parser)
+    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path of the checkpoint')
     parser.add_argument('--port', type=int, default=7860, help='port (default: %(default)s)')

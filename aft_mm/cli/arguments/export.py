@@ -1,6 +1,8 @@
 import argparse
 from pathlib import Path
 
+from . import add_config
+
 
 def export(parser: argparse.ArgumentParser) -> None:
     """Export a trained model: OUT.onnx for ONNX (opset 20), OUT.xml for OpenVINO, OUT.pt2 for torch.
@@ -15,10 +17,8 @@ def export(parser: argparse.ArgumentParser) -> None:
     returns the state that the next step takes. With --loops, AFT-conv is an operator in C++, in a
     library for processors like this one and, of OpenVINO, for the installed release.
     """
-    parser.add_argument('config', metavar='CONFIG', help='path or name of the config')
-    parser.add_argument(
-        'checkpoint', metavar='CHECKPOINT', help='path of a checkpoint written by `aft_mm train`'
-    )
+    add_config(parser)
+    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path of the checkpoint')
     parser.add_argument('out', metavar='OUT', type=Path, help='OUT.onnx, OUT.xml or OUT.pt2')
     parser.add_argument(
         '--dynamic', action='store_true', help='support any image size and batch size'
