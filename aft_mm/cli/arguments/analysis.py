@@ -12,11 +12,11 @@ from . import (
     add_config_options,
     add_image_arguments,
     add_network_arguments,
-    add_number,
     add_picture_arguments,
     add_runs,
     add_split,
     add_trained,
+    add_value,
 )
 
 METHODS = ('GradCAM', 'GradCAMPlusPlus', 'HiResCAM', 'XGradCAM', 'LayerCAM', 'EigenGradCAM')
@@ -40,10 +40,8 @@ def plot_curves(parser: argparse.ArgumentParser) -> None:
         help='training or validation metric; repeat for several, each with its own axes; default: '
         'the first validation metric in bits, otherwise the loss and the first validation metric',
     )
-    parser.add_argument(
-        '--over', choices=('iteration', 'epoch', 'time'), default='iteration', help='x axis'
-    )
-    add_number(parser, '--smooth', 1, 'plot the mean of this many logged training values')
+    add_value(parser, '--over', 'iteration', 'x axis', choices=('iteration', 'epoch', 'time'))
+    add_value(parser, '--smooth', 1, 'plot the mean of this many logged training values')
     parser.add_argument(
         '--top',
         type=float,
@@ -70,37 +68,29 @@ def plot_position_bias(parser: argparse.ArgumentParser) -> None:
     )
     add_picture_arguments(parser)
     add_choice_arguments(parser)
-    parser.add_argument(
+    add_value(
+        parser,
         '--queries',
-        default='even:12',
-        help='query tokens of the grid for a dense bias, in the same notation, or '
-        "'prefix' for the class token (default: %(default)s)",
+        'even:12',
+        "query tokens of the grid for a dense bias, in the same notation, or 'prefix' for the class "
+        'token',
     )
-    parser.add_argument(
+    add_value(
+        parser,
         '--view',
+        'queries',
+        'for a dense bias on a grid: rows of some queries, or the T x T matrix with the class token',
         choices=('queries', 'matrix'),
-        default='queries',
-        help='for a dense bias on a grid: rows of some queries, or the T x T matrix with the class '
-        'token (default: %(default)s)',
     )
-    parser.add_argument(
-        '--quantity',
-        choices=('exp-1', 'exp'),
-        default='exp-1',
-        help='exp(w) - 1 or exp(w) (default: %(default)s)',
-    )
-    parser.add_argument(
-        '--scale',
-        choices=('layer', 'all'),
-        default='layer',
-        help='one colour scale per layer, or one for all layers (default: %(default)s)',
-    )
+    add_value(parser, '--quantity', 'exp-1', 'exp(w) - 1 or exp(w)', choices=('exp-1', 'exp'))
+    about = 'one colour scale per layer, or one for all layers'
+    add_value(parser, '--scale', 'layer', about, choices=('layer', 'all'))
     parser.add_argument(
         '--csv',
         help='write statistics of exp(w) / sum exp(w) per layer and head to this file: share of '
         'the --top largest positions, entropy, centre, width',
     )
-    add_number(parser, '--top', 5, 'number of largest positions')
+    add_value(parser, '--top', 5, 'number of largest positions')
 
 
 def plot_keys(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +119,7 @@ def plot_attention(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--shuffle', type=int, metavar='PX', help='permute the squares of PX pixels of each image'
     )
-    add_number(parser, '--batch-size', 16, 'images per batch')
+    add_value(parser, '--batch-size', 16, 'images per batch')
 
 
 def plot_receptive_field(parser: argparse.ArgumentParser) -> None:
@@ -176,12 +166,7 @@ def plot_cam(parser: argparse.ArgumentParser) -> None:
         help="submodule of the backbone; default as in mmpretrain's vis_cam.py: the last norm, or "
         'with a class token the norm before the last token mixer',
     )
-    parser.add_argument(
-        '--method',
-        choices=METHODS,
-        default='GradCAM',
-        help='method of grad-cam (default: %(default)s)',
-    )
+    add_value(parser, '--method', 'GradCAM', 'method of grad-cam', choices=METHODS)
     add_picture_arguments(parser)
 
 
@@ -193,8 +178,8 @@ def plot_features(parser: argparse.ArgumentParser) -> None:
         aft_mm plot features CONFIG CHECKPOINT --num 300 --out features.png
     """
     add_trained(parser, 'path or name of the config of a classifier')
-    add_number(parser, '--num', AtMost(300), 'number of images')
-    add_number(parser, '--seed', 0, 'seed of t-SNE')
+    add_value(parser, '--num', AtMost(300), 'number of images')
+    add_value(parser, '--seed', 0, 'seed of t-SNE')
     add_picture_arguments(parser)
 
 
@@ -208,14 +193,14 @@ def confusion_matrix(parser: argparse.ArgumentParser) -> None:
     """
     add_trained(parser, 'path or name of the config of a classifier or segmentor')
     add_split(parser, 'test')
-    add_number(parser, '--batch-size', 50, 'images per batch')
+    add_value(parser, '--batch-size', 50, 'images per batch')
     parser.add_argument(
         '--csv', help='write images or pixels, accuracy and precision per class to this file'
     )
     parser.add_argument(
         '--mistakes', metavar='PNG', help='plot the most confident mistakes to this file'
     )
-    add_number(parser, '--num', 16, 'number of mistakes')
+    add_value(parser, '--num', 16, 'number of mistakes')
     add_picture_arguments(parser)
 
 
@@ -305,13 +290,7 @@ def collect_runs(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument('runs', nargs='+', type=Path, metavar='RUN', help='folder or file of a run')
     parser.add_argument('--out', required=True, metavar='JSONL', help='file of runs to write')
-    parser.add_argument(
-        '--points',
-        type=int,
-        default=100,
-        metavar='N',
-        help='points of the training curve at most (default: %(default)s)',
-    )
+    add_value(parser, '--points', 100, 'points of the training curve at most', metavar='N')
     parser.add_argument(
         '--metric',
         nargs='+',
@@ -373,8 +352,8 @@ def browse_dataset(parser: argparse.ArgumentParser) -> None:
     """
     add_config(parser)
     add_split(parser, 'train')
-    add_number(parser, '--num', AtMost(9), 'number of samples')
-    add_number(parser, '--seed', 0, 'seed of random transforms')
+    add_value(parser, '--num', AtMost(9), 'number of samples')
+    add_value(parser, '--seed', 0, 'seed of random transforms')
     add_picture_arguments(parser)
 
 
@@ -387,4 +366,4 @@ def demo(parser: argparse.ArgumentParser) -> None:
     """
     add_config(parser)
     parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path of the checkpoint')
-    parser.add_argument('--port', type=int, default=7860, help='port (default: %(default)s)')
+    add_value(parser, '--port', 7860, 'port')
