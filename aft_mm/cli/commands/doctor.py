@@ -44,21 +44,13 @@ def installed() -> dict[str, str]:
     return {canonicalize_name(one.name): one.version for one in distributions() if one.name}
 
 
-def own_requirements() -> list[Requirement]:
+def requirements_of(package: str) -> list[Requirement]:
+    """Return the requirements without extras, [] if the package is not installed."""
     try:
-        texts = requires('aft_mm') or ()
+        requirements = map(Requirement, requires(package) or ())
     except PackageNotFoundError:
         return []
-    requirements = map(Requirement, texts)
     return [one for one in requirements if one.marker is None or one.marker.evaluate({'extra': ''})]
-
-
-def torch_requirement() -> Requirement | None:
-    try:
-        texts = requires('torchvision') or ()
-    except PackageNotFoundError:
-        return None
-    return next((one for one in map(Requirement, texts) if one.name == 'torch'), None)
 
 
 def problems(
@@ -246,7 +238,8 @@ def run(args: argparse.Namespace) -> None:
         check_kernels(args.kernels)
         return
     versions = installed()
-    needed, built_for = own_requirements(), torch_requirement()
+    built_for = next((x for x in requirements_of('torchvision') if x.name == 'torch'), None)
+    needed = requirements_of('aft_mm')
     faults = list(problems(versions, platform.python_version(), needed, built_for))
     faults += broken_imports()
     faults += wrong_settings()
