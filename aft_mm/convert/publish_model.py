@@ -13,7 +13,7 @@ from torch import Tensor
 from aft_mm.checkpoint import load_from_local, write_safetensors
 from aft_mm.config.texts import read_table
 from aft_mm.errors import UserError, user_errors
-from aft_mm.outputs import check_writable
+from aft_mm.outputs import check_suffix, check_writable
 from aft_mm.registry import register_safe_loading
 from aft_mm.structures import DATASET_META
 
@@ -115,11 +115,7 @@ def read_metrics(path: str) -> dict[str, float]:
 
 def run(args: argparse.Namespace) -> None:
     with user_errors():
-        if args.out.suffix not in WRITERS:
-            raise UserError(
-                f'OUT.pth must be a file name that ends in {" or ".join(WRITERS)}, got '
-                f'{str(args.out)!r}'
-            )
+        check_suffix('OUT.pth', args.out, list(WRITERS))
         metrics = read_metrics(args.metrics) if args.metrics else None
         check_writable('OUT.pth', [str(args.out.with_suffix('.part'))])
         register_safe_loading()
