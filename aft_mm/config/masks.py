@@ -15,12 +15,7 @@ from aft_mm.images import IMAGE_FORMATS, image_size, orientation_of
 from .texts import read_lines
 
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
-    from mmengine.config import ConfigDict
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import Config, ConfigDict
-
 
 #: Label of pixels that belong to no class.
 IGNORED = 255
