@@ -105,20 +105,17 @@ def _twice(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def _torch_pairs(
     versions: Mapping[str, str], built_for: Requirement | None
 ) -> Iterator[tuple[str, str]]:
-    if 'torch' not in versions:
+    if not {'torch', 'torchvision'} <= versions.keys():
         return
-    torch, name = Version(versions['torch']), 'torchvision'
-    if name not in versions:
-        return
-    other = Version(versions[name])
+    torch, vision = Version(versions['torch']), Version(versions['torchvision'])
     if built_for is not None and not built_for.specifier.contains(torch, prereleases=True):
         yield (
-            f'{name} {other} is built for torch {built_for.specifier}, got torch {torch}',
-            f"pip install 'torch=={torch.public}' {name}",
+            f'torchvision {vision} is built for torch {built_for.specifier}, got torch {torch}',
+            f"pip install 'torch=={torch.public}' torchvision",
         )
-    elif ('cpu' in (torch.local or '')) != ('cpu' in (other.local or '')):
+    elif ('cpu' in (torch.local or '')) != ('cpu' in (vision.local or '')):
         yield (
-            f'only one of torch {torch} and {name} {other} is a CPU-only build, so they '
+            f'only one of torch {torch} and torchvision {vision} is a CPU-only build, so they '
             'cannot be imported together',
             'install both from the same index',
         )
