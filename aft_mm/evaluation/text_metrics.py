@@ -130,13 +130,9 @@ class ErrorRate(Metric):
                 'transcripts are empty'
             )
         counts = jiwer.process_words(references, hypotheses)
-        errors = dict(
-            substitutions=counts.substitutions,
-            deletions=counts.deletions,
-            insertions=counts.insertions,
-        )
-        kinds = {f'{self.per}_{kind}': 100 * number / total for kind, number in errors.items()}
-        return {f'{self.per}_error_rate': 100 * sum(errors.values()) / total, **kinds}
+        kinds = 'substitutions', 'deletions', 'insertions'
+        shares = {f'{self.per}_{kind}': 100 * getattr(counts, kind) / total for kind in kinds}
+        return {f'{self.per}_error_rate': 100 * counts.wer, **shares}
 
     def _text(self, names: Sequence[str], units: Sequence[int]) -> str:
         text = [names[unit] for unit in units]
