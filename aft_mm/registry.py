@@ -20,20 +20,6 @@ from typing import Any
 from .openmmlab import HAS_MMENGINE
 from .openmmlab import registries as root
 
-__all__ = [
-    'DATASETS',
-    'DATA_SAMPLERS',
-    'HOOKS',
-    'LOOPS',
-    'METRICS',
-    'MODELS',
-    'OPTIM_WRAPPERS',
-    'OPTIM_WRAPPER_CONSTRUCTORS',
-    'PARAM_SCHEDULERS',
-    'TRANSFORMS',
-    'register_safe_loading',
-]
-
 MODELS = root.Registry(
     'model', parent=root.MODELS, scope='aft_mm', locations=['aft_mm.layers', 'aft_mm.models']
 )

@@ -3,10 +3,7 @@ import gzip
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import write_whole
@@ -14,57 +11,44 @@ from aft_mm.outputs import write_whole
 METHODS = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 
 
-@contextmanager
-def open_archive(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    if path.suffix == '.zip':
-        with zipfile.ZipFile(path) as archive:
-            # The header of other methods sets the memory that they take.
-            if archive.getinfo('enwik8').compress_type not in METHODS:
-                raise zipfile.BadZipFile('it is not compressed by deflate')
-            try:
-                file = archive.open('enwik8')
-            except OSError as error:  # the file lies outside of the archive
-                raise zipfile.BadZipFile(str(error)) from error
-            with file:
-                yield file
-    elif path.suffix == '.gz':
+def read(path: Path, most: int) -> bytes:
+    """Return the first bytes of enwik8 in an archive, at most this many."""
+    if path.suffix == '.gz':
         with gzip.open(path) as unpacked:
-            yield unpacked
-    else:
-        raise UserError(f'the archive must be a .zip or a .gz file, got {str(path)!r}')
-
-
-def copy(source: IO[bytes] | gzip.GzipFile, out: IO[bytes], limit: int) -> int:
-    copied = 0
-    while block := source.read(min(2**20, limit - copied)):
-        out.write(block)
-        copied += len(block)
-    return copied
+            return unpacked.read(most)
+    with zipfile.ZipFile(path) as archive:
+        # The header of other methods sets the memory that they take.
+        if archive.getinfo('enwik8').compress_type not in METHODS:
+            raise zipfile.BadZipFile('it is not compressed by deflate')
+        try:
+            file = archive.open('enwik8')
+        except OSError as error:  # the file lies outside of the archive
+            raise zipfile.BadZipFile(str(error)) from error
+        with file:
+            return file.read(most)
 
 
 def unpack(archive: Path, folder: Path, size: int) -> Path:
     if not archive.is_file():
         raise UserError(f'archive {str(archive)!r} does not exist')
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / 'enwik8'
+    if archive.suffix not in ('.gz', '.zip'):
+        raise UserError(f'the archive must be a .zip or a .gz file, got {str(archive)!r}')
     try:
-        with open_archive(archive) as source, write_whole(target) as out:
-            copied = copy(source, out, size + 1)
-            if copied > size:
-                raise UserError(f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds more')
-            if copied != size:
-                raise UserError(
-                    f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds '
-                    f'{copied:,}; for a part of the file use --size {copied}'
-                )
-    except UserError:
-        raise
+        content = read(archive, size + 1)
     except (
         *(zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, KeyError),
         *(ValueError, RuntimeError, OverflowError, struct.error),  # of zipfile, for damaged headers
     ) as error:
         reason = ' '.join(str(error).split())
         raise UserError(f'{str(archive)!r} is damaged or holds no enwik8: {reason:.200}') from error
+    if len(content) != size:
+        found = f'{len(content):,}; for a part of the file use --size {len(content)}'
+        held = 'more' if len(content) > size else found
+        raise UserError(f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds {held}')
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / 'enwik8'
+    with write_whole(target) as out:
+        out.write(content)
     return target
 
 

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from aft_mm.checkpoint import load_from_local, write_safetensors
 from aft_mm.config.texts import read_table
 from aft_mm.errors import UserError, user_errors
-from aft_mm.outputs import check_writable
+from aft_mm.outputs import check_suffix, check_writable, write_whole
 from aft_mm.registry import register_safe_loading
 from aft_mm.structures import DATASET_META
 
@@ -91,17 +92,14 @@ def publish(
 def save(published: Mapping, out: Path) -> dict[Path, str]:
     written = {}
     for suffix, write in WRITERS.items():
-        part = out.with_suffix('.part')
-        try:
-            with part.open('wb') as file:
-                write(published, file)
-            digest = hashlib.sha256(part.read_bytes()).hexdigest()
-            final = out.with_name(f'{out.stem}-{digest[:8]}{suffix}')
-            if final.exists():
-                raise UserError(f'{str(final)!r} exists already and was not changed')
-            part.rename(final)
-        finally:
-            part.unlink(missing_ok=True)
+        content = BytesIO()
+        write(published, content)
+        digest = hashlib.sha256(content.getbuffer()).hexdigest()
+        final = out.with_name(f'{out.stem}-{digest[:8]}{suffix}')
+        if final.exists():
+            raise UserError(f'{str(final)!r} exists already and was not changed')
+        with write_whole(final) as file:
+            file.write(content.getbuffer())
         written[final] = digest
     return written
 
@@ -115,13 +113,9 @@ def read_metrics(path: str) -> dict[str, float]:
 
 def run(args: argparse.Namespace) -> None:
     with user_errors():
-        if args.out.suffix not in WRITERS:
-            raise UserError(
-                f'OUT.pth must be a file name that ends in {" or ".join(WRITERS)}, got '
-                f'{str(args.out)!r}'
-            )
+        check_suffix('OUT.pth', args.out, list(WRITERS))
         metrics = read_metrics(args.metrics) if args.metrics else None
-        check_writable('OUT.pth', [str(args.out.with_suffix('.part'))])
+        check_writable('OUT.pth', [str(args.out)])
         register_safe_loading()
         checkpoint = load_from_local(args.checkpoint, map_location='cpu')
         published = publish(

@@ -18,7 +18,7 @@ from aft_mm.tokenizers import TextUnits, split_lines
 
 from .file_dataset import FileDataset
 from .sound_files import CEPSTRA
-from .transforms.speech import LoadUtterance, Moments, NormalizeFeatures, StackFrames
+from .transforms.speech import LoadUtterance, NormalizeFeatures, StackFrames
 
 LONGEST_LINE = 2**20  # characters
 LONGEST_ID = 1000  # characters
@@ -225,8 +225,10 @@ class Utterances(FileDataset):
         super().full_init()
         if not any(step.per == 'speaker' for step in self._steps(NormalizeFeatures)):
             return
+        from sklearn.preprocessing import StandardScaler  # slow
+
         load = self._load_step()
-        sums: dict[str, Moments] = defaultdict(Moments)
+        scalers: dict[str, Any] = defaultdict(StandardScaler)
         for index in range(len(self)):
             info = super().get_data_info(index)
             if info['speaker'] is None:
@@ -235,10 +237,13 @@ class Utterances(FileDataset):
                     f"per='speaker'), but is not of {info['name']!r}"
                 )
             try:
-                sums[info['speaker']].add(load.transform(info)['features'])
+                frames = load.transform(info)['features'].astype(np.float64)
             except UnusableFile:  # reported when it is sampled
                 continue
-        self.statistics = {speaker: parts.mean_and_std() for speaker, parts in sums.items()}
+            scalers[info['speaker']].partial_fit(frames)
+        self.statistics = {
+            speaker: (scaler.mean_, np.sqrt(scaler.var_)) for speaker, scaler in scalers.items()
+        }
 
     def get_data_info(self, idx: int) -> dict:
         info = super().get_data_info(idx)

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from aft_mm.checks import check_choice, check_flag
 from aft_mm.openmmlab import warn
-from aft_mm.progress import progress as with_bar
+from aft_mm.progress import progress
 from aft_mm.registry import METRICS
 from aft_mm.tokenizers import check_num_bits, decode_points
 
 from .base import GenerationMetric
 
 
-def chamfer_distances(clouds: Tensor, block: int, progress: bool = False) -> Tensor:
+def chamfer_distances(clouds: Tensor, block: int) -> Tensor:
     """Compute the Chamfer distances between all pairs of M clouds, [M, P, 3] -> [M, M].
 
     ``d(a, b) = mean_i min_j |a_i − b_j|² + mean_j min_i |a_i − b_j|²``, in the squared unit of the
@@ -29,7 +29,7 @@ def chamfer_distances(clouds: Tensor, block: int, progress: bool = False) -> Ten
     """
     squares = clouds.square().sum(-1)
     distances = clouds.new_zeros(len(clouds), len(clouds))
-    for i in with_bar(range(len(clouds)), 'Chamfer distances', shown=progress):
+    for i in progress(range(len(clouds)), 'Chamfer distances'):
         for first in range(i + 1, len(clouds), block):
             others = slice(first, first + block)
             # Its error is 1e-7 in float32 for coordinates of about 1, and 0 at 8 bits.
@@ -38,7 +38,7 @@ def chamfer_distances(clouds: Tensor, block: int, progress: bool = False) -> Ten
     return (distances + distances.T).clamp_min(0)
 
 
-def earth_mover_distances(clouds: Tensor, progress: bool = False) -> Tensor:
+def earth_mover_distances(clouds: Tensor) -> Tensor:
     """Compute the earth mover's distances between all pairs of M clouds, [M, P, 3] -> [M, M].
 
     ``d(a, b) = min_φ mean_i |a_i − b_φ(i)|`` over the permutations φ, in the unit of the
@@ -48,7 +48,7 @@ def earth_mover_distances(clouds: Tensor, progress: bool = False) -> Tensor:
         clouds: [M, P, 3] of a floating type.
     """
     distances = clouds.new_zeros(len(clouds), len(clouds), device='cpu')
-    for i in with_bar(range(len(clouds)), "Earth mover's distances", shown=progress):
+    for i in progress(range(len(clouds)), "Earth mover's distances"):
         for j in range(i + 1, len(clouds)):
             # |a|² + |b|² − 2ab would cancel for near points, which matter here.
             gaps = torch.cdist(clouds[i], clouds[j], compute_mode='donot_use_mm_for_euclid_dist')
@@ -156,10 +156,10 @@ class PointCloudDistance(GenerationMetric):
             clouds = normalized(clouds, clouds[len(generated) :])
         unit = UNITS[self.normalization]
         block = max(1, MOST_GAPS // clouds.shape[1] ** 2)
-        distances = chamfer_distances(clouds.to(get_device()), block, progress=True)
+        distances = chamfer_distances(clouds.to(get_device()), block)
         metrics = _compared(distances, len(generated), f'squared_{unit}', '')
         if self.emd:
-            distances = earth_mover_distances(clouds, progress=True)
+            distances = earth_mover_distances(clouds)
             metrics |= _compared(distances, len(generated), f'emd_{unit}', 'emd_')
         return metrics
 

@@ -1,14 +1,12 @@
 """Metrics of translations and transcripts."""
 
-import logging
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from mmengine.logging import print_log
-
 from aft_mm.checks import check_choice, check_flag
 from aft_mm.errors import import_from_extra
+from aft_mm.openmmlab import print_log, warn
 from aft_mm.registry import METRICS
 
 from .base import Metric
@@ -67,14 +65,12 @@ class BLEU(Metric):
         letters = len(_UNSPACED.findall(text))
         has_spaces = letters < LONGEST_WORD * len(text.split())
         if self.tokenize in ('13a', 'intl', 'none') and 2 * letters > len(text) and not has_spaces:
-            print_log(
+            warn(
                 f'BLEU divides text at spaces, which the references have not: set tokenize, got '
-                f'{self.tokenize!r}',
-                'current',
-                logging.WARNING,
+                f'{self.tokenize!r}'
             )
         score = self.score.corpus_score(translations, [references])
-        print_log(f'{score.format(signature=str(self.score.get_signature()))}', 'current')
+        print_log(score.format(signature=str(self.score.get_signature())), 'current')
         return dict(bleu=score.score, bleu_length_ratio=score.sys_len / max(1, score.ref_len))
 
 
@@ -134,13 +130,9 @@ class ErrorRate(Metric):
                 'transcripts are empty'
             )
         counts = jiwer.process_words(references, hypotheses)
-        errors = dict(
-            substitutions=counts.substitutions,
-            deletions=counts.deletions,
-            insertions=counts.insertions,
-        )
-        kinds = {f'{self.per}_{kind}': 100 * number / total for kind, number in errors.items()}
-        return {f'{self.per}_error_rate': 100 * sum(errors.values()) / total, **kinds}
+        kinds = 'substitutions', 'deletions', 'insertions'
+        shares = {f'{self.per}_{kind}': 100 * getattr(counts, kind) / total for kind in kinds}
+        return {f'{self.per}_error_rate': 100 * counts.wer, **shares}
 
     def _text(self, names: Sequence[str], units: Sequence[int]) -> str:
         text = [names[unit] for unit in units]

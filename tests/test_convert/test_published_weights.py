@@ -150,7 +150,7 @@ def test_existing_files_and_missing_averages_are_refused(trained, tmp_path):
     torch.save(trained[0], words[0])
     stops('must hold a state_dict', publish, words)
     words[1] = str(tmp_path / 'model.bin')
-    stops('must be a file name that ends in .safetensors or .pth', publish, words)
+    stops('OUT.pth must end in .safetensors or .pth', publish, words)
     assert len(list(tmp_path.iterdir())) == 4
 
 

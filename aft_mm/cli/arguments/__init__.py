@@ -3,6 +3,7 @@
 import argparse
 import glob
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from aft_mm.analysis import AtMost
@@ -50,10 +51,18 @@ class Options(argparse.Action):
             parser.error(f'{option_string} needs balanced brackets, got {" ".join(values)!r}')
 
 
-def add_number(parser: argparse.ArgumentParser, name: str, default: float, about: str) -> None:
-    """Add a number; its type is that of the default."""
-    kind = float if isinstance(default, float) else int
-    parser.add_argument(name, type=kind, default=default, help=f'{about} (default: %(default)s)')
+def add_flag(parser: argparse.ArgumentParser, name: str, about: str) -> None:
+    parser.add_argument(name, action='store_true', help=about)
+
+
+def add_value(
+    parser: argparse.ArgumentParser, name: str, default: Any, about: str, **options: Any
+) -> None:
+    """Add a number, text or path; its type is that of the default, which the help states."""
+    kind = next(kind for kind in (int, float, str, Path) if isinstance(default, kind))
+    # argparse forgets the default of an intermixed positional before it prints the help.
+    about = f'{about} (default: {default})'
+    parser.add_argument(name, type=kind, default=default, help=about, **options)
 
 
 def add_config_options(parser: argparse.ArgumentParser, example: str) -> None:
@@ -70,20 +79,10 @@ def add_config_options(parser: argparse.ArgumentParser, example: str) -> None:
 def add_run_arguments(parser: argparse.ArgumentParser, work_dir: str = 'work_dirs/NAME') -> None:
     parser.add_argument('--work-dir', help=f'folder of the output (default: {work_dir})')
     add_config_options(parser, 'train_cfg.max_epochs=10')
-    parser.add_argument(
-        '--launcher',
-        choices=('none', 'pytorch', 'slurm', 'mpi'),
-        default='none',
-        help='launcher of a distributed run',
-    )
-    parser.add_argument(
-        '--no-pin-memory', action='store_true', help='pin_memory=False in all data loaders'
-    )
-    parser.add_argument(
-        '--no-persistent-workers',
-        action='store_true',
-        help='persistent_workers=False in all data loaders',
-    )
+    launchers = ('none', 'pytorch', 'slurm', 'mpi')
+    add_value(parser, '--launcher', 'none', 'launcher of a distributed run', choices=launchers)
+    add_flag(parser, '--no-pin-memory', 'pin_memory=False in all data loaders')
+    add_flag(parser, '--no-persistent-workers', 'persistent_workers=False in all data loaders')
     # torch.distributed.launch passes it.
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
 
@@ -96,13 +95,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float =
     parser.add_argument(
         '--top-p', type=float, help='sample among the most likely values with this probability'
     )
-    parser.add_argument('--greedy', action='store_true', help='always take the most likely value')
+    add_flag(parser, '--greedy', 'always take the most likely value')
     parser.add_argument('--seed', type=int, help='random seed (default: 0)')
     parser.add_argument('--device', help='device (default: an accelerator if there is one)')
-    parser.add_argument(
+    add_flag(
+        parser,
         '--compile',
-        action='store_true',
-        help='compile the step of a token on a CPU, which takes seconds to minutes; use it for many or '
+        'compile the step of a token on a CPU, which takes seconds to minutes; use it for many or '
         'long samples',
     )
     add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
@@ -170,24 +169,17 @@ def add_trained(parser: argparse.ArgumentParser, about: str) -> None:
 
 
 def add_split(parser: argparse.ArgumentParser, default: str) -> None:
-    about, splits = 'part of the data (default: %(default)s)', ('train', 'val', 'test')
-    parser.add_argument('--split', choices=splits, default=default, help=about)
+    add_value(parser, '--split', default, 'part of the data', choices=('train', 'val', 'test'))
 
 
 def add_average(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        '--average',
-        type=int,
-        default=1,
-        metavar='N',
-        help='average the weights of CHECKPOINT, such as epoch_100.pth, and the N - 1 checkpoints '
-        'before it',
-    )
+    about = 'average the weights of CHECKPOINT, such as epoch_100.pth, and the N - 1 before it'
+    add_value(parser, '--average', 1, about, metavar='N')
 
 
 def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--out', required=True, metavar='PNG', help='path of the picture')
-    add_number(parser, '--dpi', 150, 'dots per inch')
+    add_value(parser, '--dpi', 150, 'dots per inch')
 
 
 def check_picture(args: argparse.Namespace) -> None:
@@ -207,8 +199,8 @@ def add_image_arguments(parser: argparse.ArgumentParser, num: int, noise: bool =
         help='image files (default: --num images of the test split)',
     )
     if noise:
-        parser.add_argument('--noise', action='store_true', help='N(0, 1) instead of images')
-    add_number(parser, '--num', AtMost(num), 'number of images')
+        add_flag(parser, '--noise', 'N(0, 1) instead of images')
+    add_value(parser, '--num', AtMost(num), 'number of images')
 
 
 def add_choice_arguments(
@@ -216,23 +208,20 @@ def add_choice_arguments(
 ) -> None:
     parser.add_argument('--layers', default='all', help=layers)
     if heads:
-        parser.add_argument('--heads', default='even:12', help=f'{LAYERS} (default: %(default)s)')
+        add_value(parser, '--heads', 'even:12', LAYERS)
 
 
-def add_network_arguments(parser: argparse.ArgumentParser, num: int, random: bool = False) -> None:
-    """Add a network of any library, its checkpoint, its input, a table and the picture."""
+def add_network_arguments(parser: argparse.ArgumentParser, num: int) -> None:
+    """Add a network of any library, its checkpoint if any, its input, a table and the picture."""
     parser.add_argument(
         'network',
         metavar='NETWORK',
         help='a config of aft_mm or mmpretrain, a model name of mmpretrain, or timm:NAME',
     )
     parser.add_argument(
-        'checkpoint',
-        metavar='CHECKPOINT',
-        nargs='?' if random else None,
-        help='path of the checkpoint',
+        'checkpoint', metavar='CHECKPOINT', nargs='?', help='path of the checkpoint'
     )
-    add_image_arguments(parser, num, noise=random)
+    add_image_arguments(parser, num, noise=True)
     parser.add_argument('--csv', metavar='CSV', help='also write the numbers to this file')
     add_picture_arguments(parser)
 

@@ -8,14 +8,15 @@ from aft_mm.analysis import AtMost
 from . import (
     LAYERS,
     add_choice_arguments,
+    add_config,
     add_config_options,
     add_image_arguments,
     add_network_arguments,
-    add_number,
     add_picture_arguments,
     add_runs,
     add_split,
     add_trained,
+    add_value,
 )
 
 METHODS = ('GradCAM', 'GradCAMPlusPlus', 'HiResCAM', 'XGradCAM', 'LayerCAM', 'EigenGradCAM')
@@ -39,10 +40,8 @@ def plot_curves(parser: argparse.ArgumentParser) -> None:
         help='training or validation metric; repeat for several, each with its own axes; default: '
         'the first validation metric in bits, otherwise the loss and the first validation metric',
     )
-    parser.add_argument(
-        '--over', choices=('iteration', 'epoch', 'time'), default='iteration', help='x axis'
-    )
-    add_number(parser, '--smooth', 1, 'plot the mean of this many logged training values')
+    add_value(parser, '--over', 'iteration', 'x axis', choices=('iteration', 'epoch', 'time'))
+    add_value(parser, '--smooth', 1, 'plot the mean of this many logged training values')
     parser.add_argument(
         '--top',
         type=float,
@@ -60,7 +59,7 @@ def plot_position_bias(parser: argparse.ArgumentParser) -> None:
         aft_mm plot bias CONFIG CHECKPOINT --view matrix \\
             --quantity exp --out a.png
     """
-    parser.add_argument('config', metavar='CONFIG', help='path or name of the config')
+    add_config(parser)
     parser.add_argument(
         'checkpoint',
         metavar='CHECKPOINT',
@@ -69,37 +68,29 @@ def plot_position_bias(parser: argparse.ArgumentParser) -> None:
     )
     add_picture_arguments(parser)
     add_choice_arguments(parser)
-    parser.add_argument(
+    add_value(
+        parser,
         '--queries',
-        default='even:12',
-        help='query tokens of the grid for a dense bias, in the same notation, or '
-        "'prefix' for the class token (default: %(default)s)",
+        'even:12',
+        "query tokens of the grid for a dense bias, in the same notation, or 'prefix' for the class "
+        'token',
     )
-    parser.add_argument(
+    add_value(
+        parser,
         '--view',
+        'queries',
+        'for a dense bias on a grid: rows of some queries, or the T x T matrix with the class token',
         choices=('queries', 'matrix'),
-        default='queries',
-        help='for a dense bias on a grid: rows of some queries, or the T x T matrix with the class '
-        'token (default: %(default)s)',
     )
-    parser.add_argument(
-        '--quantity',
-        choices=('exp-1', 'exp'),
-        default='exp-1',
-        help='exp(w) - 1 or exp(w) (default: %(default)s)',
-    )
-    parser.add_argument(
-        '--scale',
-        choices=('layer', 'all'),
-        default='layer',
-        help='one colour scale per layer, or one for all layers (default: %(default)s)',
-    )
+    add_value(parser, '--quantity', 'exp-1', 'exp(w) - 1 or exp(w)', choices=('exp-1', 'exp'))
+    about = 'one colour scale per layer, or one for all layers'
+    add_value(parser, '--scale', 'layer', about, choices=('layer', 'all'))
     parser.add_argument(
         '--csv',
         help='write statistics of exp(w) / sum exp(w) per layer and head to this file: share of '
         'the --top largest positions, entropy, centre, width',
     )
-    add_number(parser, '--top', 5, 'number of largest positions')
+    add_value(parser, '--top', 5, 'number of largest positions')
 
 
 def plot_keys(parser: argparse.ArgumentParser) -> None:
@@ -123,12 +114,12 @@ def plot_attention(parser: argparse.ArgumentParser) -> None:
         aft_mm plot attention NETWORK CHECKPOINT --num 256 --out attention.png
         aft_mm plot attention NETWORK CHECKPOINT --layers 0,2,4 --out a.png
     """
-    add_network_arguments(parser, num=64, random=True)
+    add_network_arguments(parser, num=64)
     add_choice_arguments(parser)
     parser.add_argument(
         '--shuffle', type=int, metavar='PX', help='permute the squares of PX pixels of each image'
     )
-    add_number(parser, '--batch-size', 16, 'images per batch')
+    add_value(parser, '--batch-size', 16, 'images per batch')
 
 
 def plot_receptive_field(parser: argparse.ArgumentParser) -> None:
@@ -139,7 +130,7 @@ def plot_receptive_field(parser: argparse.ArgumentParser) -> None:
         aft_mm plot receptive-field NETWORK CHECKPOINT --num 64 --out field.png
         aft_mm plot receptive-field timm:resnet18 --size 224 --out field.png
     """
-    add_network_arguments(parser, num=16, random=True)
+    add_network_arguments(parser, num=16)
     add_choice_arguments(
         parser,
         heads=False,
@@ -175,12 +166,7 @@ def plot_cam(parser: argparse.ArgumentParser) -> None:
         help="submodule of the backbone; default as in mmpretrain's vis_cam.py: the last norm, or "
         'with a class token the norm before the last token mixer',
     )
-    parser.add_argument(
-        '--method',
-        choices=METHODS,
-        default='GradCAM',
-        help='method of grad-cam (default: %(default)s)',
-    )
+    add_value(parser, '--method', 'GradCAM', 'method of grad-cam', choices=METHODS)
     add_picture_arguments(parser)
 
 
@@ -192,8 +178,8 @@ def plot_features(parser: argparse.ArgumentParser) -> None:
         aft_mm plot features CONFIG CHECKPOINT --num 300 --out features.png
     """
     add_trained(parser, 'path or name of the config of a classifier')
-    add_number(parser, '--num', AtMost(300), 'number of images')
-    add_number(parser, '--seed', 0, 'seed of t-SNE')
+    add_value(parser, '--num', AtMost(300), 'number of images')
+    add_value(parser, '--seed', 0, 'seed of t-SNE')
     add_picture_arguments(parser)
 
 
@@ -207,14 +193,14 @@ def confusion_matrix(parser: argparse.ArgumentParser) -> None:
     """
     add_trained(parser, 'path or name of the config of a classifier or segmentor')
     add_split(parser, 'test')
-    add_number(parser, '--batch-size', 50, 'images per batch')
+    add_value(parser, '--batch-size', 50, 'images per batch')
     parser.add_argument(
         '--csv', help='write images or pixels, accuracy and precision per class to this file'
     )
     parser.add_argument(
         '--mistakes', metavar='PNG', help='plot the most confident mistakes to this file'
     )
-    add_number(parser, '--num', 16, 'number of mistakes')
+    add_value(parser, '--num', 16, 'number of mistakes')
     add_picture_arguments(parser)
 
 
@@ -225,12 +211,8 @@ def explore(parser: argparse.ArgumentParser) -> None:
 
     The page needs no network connection.
     """
-    parser.add_argument('config', metavar='CONFIG', help='path or name of the config')
-    parser.add_argument(
-        'checkpoint',
-        metavar='CHECKPOINT',
-        help='path of the checkpoint, as `aft_mm train` writes it',
-    )
+    add_config(parser)
+    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path of the checkpoint')
     parser.add_argument(
         'images',
         nargs='*',
@@ -308,13 +290,7 @@ def collect_runs(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument('runs', nargs='+', type=Path, metavar='RUN', help='folder or file of a run')
     parser.add_argument('--out', required=True, metavar='JSONL', help='file of runs to write')
-    parser.add_argument(
-        '--points',
-        type=int,
-        default=100,
-        metavar='N',
-        help='points of the training curve at most (default: %(default)s)',
-    )
+    add_value(parser, '--points', 100, 'points of the training curve at most', metavar='N')
     parser.add_argument(
         '--metric',
         nargs='+',
@@ -350,7 +326,7 @@ def model_complexity(parser: argparse.ArgumentParser) -> None:
 
 
 def reference_bits(parser: argparse.ArgumentParser) -> None:
-    """Compute reference values for a model on the test split of a config, in bits per value.
+    """Compute reference values for an autoregressive model on the test split, in bits per value.
 
     - order 0: entropy of the histogram of the split, the lower bound for a model without context;
     - xz -9: a general-purpose compressor on the same bytes;
@@ -361,9 +337,7 @@ def reference_bits(parser: argparse.ArgumentParser) -> None:
 
         aft_mm reference-bits CONFIG --out references.json
     """
-    parser.add_argument(
-        'config', metavar='CONFIG', help='path or name of the config of an autoregressive model'
-    )
+    add_config(parser)
     parser.add_argument('--out', type=Path, metavar='JSON', help='write the values to this file')
     add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
     parser.set_defaults(work_dir=None, launcher='none', local_rank=0)
@@ -376,10 +350,10 @@ def browse_dataset(parser: argparse.ArgumentParser) -> None:
 
         aft_mm browse CONFIG --split train --num 9 --out samples.png
     """
-    parser.add_argument('config', metavar='CONFIG', help='path of any config')
+    add_config(parser)
     add_split(parser, 'train')
-    add_number(parser, '--num', AtMost(9), 'number of samples')
-    add_number(parser, '--seed', 0, 'seed of random transforms')
+    add_value(parser, '--num', AtMost(9), 'number of samples')
+    add_value(parser, '--seed', 0, 'seed of random transforms')
     add_picture_arguments(parser)
 
 
@@ -390,6 +364,6 @@ def demo(parser: argparse.ArgumentParser) -> None:
 
     The page is for this machine only.
     """
-    parser.add_argument('config', metavar='CONFIG', help='path or name of the config')
-    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path of a checkpoint')
-    parser.add_argument('--port', type=int, default=7860, help='port (default: %(default)s)')
+    add_config(parser)
+    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path of the checkpoint')
+    add_value(parser, '--port', 7860, 'port')

@@ -8,10 +8,11 @@ from . import (
     add_average,
     add_config,
     add_config_options,
+    add_flag,
     add_model,
-    add_number,
     add_run_arguments,
     add_sampling_arguments,
+    add_value,
 )
 
 
@@ -20,11 +21,7 @@ def quickstart(parser: argparse.ArgumentParser) -> None:
 
     The data come with scikit-learn. This takes less than three minutes on two idle CPU cores.
     """
-    parser.add_argument(
-        '--work-dir',
-        default='work_dirs/quickstart',
-        help='output folder (default: work_dirs/quickstart)',
-    )
+    add_value(parser, '--work-dir', 'work_dirs/quickstart', 'output folder')
     add_config_options(parser, 'train_cfg.max_epochs=10')
 
 
@@ -46,14 +43,10 @@ def list_configs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--task', help='only configs of this task, a folder of configs/ such as detection'
     )
-    parser.add_argument(
-        '--measured', action='store_true', help='only configs with measured results'
-    )
-    parser.add_argument(
-        '--ready', action='store_true', help='only configs whose libraries are installed'
-    )
-    parser.add_argument('--mixers', action='store_true', help='token mixers instead of configs')
-    parser.add_argument('--names', action='store_true', help='print only the names, one per line')
+    add_flag(parser, '--measured', 'only configs with measured results')
+    add_flag(parser, '--ready', 'only configs whose libraries are installed')
+    add_flag(parser, '--mixers', 'token mixers instead of configs')
+    add_flag(parser, '--names', 'print only the names, one per line')
 
 
 def new(parser: argparse.ArgumentParser) -> None:
@@ -86,10 +79,10 @@ def new(parser: argparse.ArgumentParser) -> None:
         type=float,
         help='share of validation images (default: 0.2, of classes with --start 0.1)',
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         '--scale-boxes',
-        action='store_true',
-        help='scale boxes from the image size that their file gives to the size of the image',
+        'scale boxes from the image size that their file gives to the size of the image',
     )
     parser.add_argument('--seed', type=int, help='seed of the split (default: 0)')
 
@@ -103,10 +96,8 @@ def copy_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--out', metavar='FILE', help='path of the copy (default: NAME.py in this folder)'
     )
-    parser.add_argument(
-        '--keep-bases',
-        action='store_true',
-        help='copy only the file itself, which inherits from the original bases',
+    add_flag(
+        parser, '--keep-bases', 'copy only the file itself, which inherits from the original bases'
     )
     add_config_options(parser, 'model.backbone.img_size=64')
 
@@ -122,12 +113,12 @@ def train(parser: argparse.ArgumentParser) -> None:
         help='resume from this checkpoint, by default from the latest one in the work dir; '
         'with auto, start a new run if the work dir has none',
     )
-    parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
-    parser.add_argument('--no-validate', action='store_true', help='skip the validation')
-    parser.add_argument(
+    add_flag(parser, '--amp', 'automatic mixed precision, bfloat16')
+    add_flag(parser, '--no-validate', 'skip the validation')
+    add_flag(
+        parser,
         '--auto-scale-lr',
-        action='store_true',
-        help='scale the learning rate by the batch size over auto_scale_lr.base_batch_size',
+        'scale the learning rate by the batch size over auto_scale_lr.base_batch_size',
     )
     add_run_arguments(parser)
 
@@ -138,23 +129,19 @@ def test(parser: argparse.ArgumentParser) -> None:
     add_average(parser)
     parser.add_argument('--out', metavar='JSON', help='write the metrics to this file')
     parser.add_argument('--dump', metavar='PKL', help='write the predictions to this file')
-    parser.add_argument(
-        '--amp',
-        action='store_true',
-        help="mmengine's autocast of the test loop: bfloat16 on a CPU, float16 on CUDA",
+    add_flag(
+        parser, '--amp', "mmengine's autocast of the test loop: bfloat16 on a CPU, float16 on CUDA"
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         '--tta',
-        action='store_true',
-        help='average over augmented copies of each image, those of tta_model and tta_pipeline of the '
+        'average over augmented copies of each image, those of tta_model and tta_pipeline of the '
         'config, by default the image and its mirror image',
     )
     parser.add_argument(
         '--show-dir', metavar='DIR', help='write a picture of each image with its prediction'
     )
-    parser.add_argument(
-        '--show', action='store_true', help='display each image with its prediction in a window'
-    )
+    add_flag(parser, '--show', 'display each image with its prediction in a window')
     parser.add_argument(
         '--wait-time',
         type=float,
@@ -180,14 +167,14 @@ def predict(parser: argparse.ArgumentParser) -> None:
         help="image, folder of images or pattern such as 'photos/**/*.jpg'",
     )
     parser.add_argument('--out', required=True, metavar='DIR', help='folder of the results')
-    add_number(parser, '--batch-size', 8, 'images per batch')
+    add_value(parser, '--batch-size', 8, 'images per batch')
     parser.add_argument(
         '--score',
         type=float,
         help='minimum score of a box (default: that of the best F1 in the validation, which the '
         'checkpoint holds, else 0.3)',
     )
-    parser.add_argument('--no-pictures', action='store_true', help='write no pictures')
+    add_flag(parser, '--no-pictures', 'write no pictures')
     parser.add_argument('--device', help='device (default: an accelerator if there is one)')
     add_config_options(parser, 'model.test_cfg.max_per_img=300')
 
@@ -235,11 +222,11 @@ def super_resolve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         'out', metavar='OUT.png', help='path of the sample; several: OUT-1.png, OUT-2.png, ...'
     )
-    add_number(parser, '--num', 1, 'number of samples')
-    parser.add_argument(
+    add_value(parser, '--num', 1, 'number of samples')
+    add_flag(
+        parser,
         '--picture',
-        action='store_true',
-        help='write one picture instead: input, bicubic enlargement and samples side by side',
+        'write one picture instead: input, bicubic enlargement and samples side by side',
     )
     larger = parser.add_mutually_exclusive_group()
     larger.add_argument(
@@ -277,7 +264,7 @@ def translate(parser: argparse.ArgumentParser) -> None:
     """
     add_model(parser)
     add_average(parser)
-    add_number(parser, '--batch-size', 32, 'sentences per batch')
+    add_value(parser, '--batch-size', 32, 'sentences per batch')
     parser.add_argument(
         '--beam-size', type=int, help='hypotheses per beam (default: of the config)'
     )
@@ -289,10 +276,8 @@ def translate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--n-best', type=int, metavar='N', help='write the N best translations of each line'
     )
-    parser.add_argument(
-        '--sample',
-        action='store_true',
-        help='sample a translation with the arguments below instead of beam search',
+    add_flag(
+        parser, '--sample', 'sample a translation with the arguments below instead of beam search'
     )
     add_sampling_arguments(parser)
 
@@ -315,15 +300,15 @@ def transcribe(parser: argparse.ArgumentParser) -> None:
         type=int,
         help='prefixes per beam; 1 is greedy (default: the value of the config)',
     )
-    parser.add_argument(
+    add_value(
+        parser,
         '--num-best',
-        type=int,
-        default=1,
+        1,
+        'with N above 1 write FILE<tab>SCORE<tab>TEXT for the N best texts of each file, scores in '
+        'nats; N must not exceed the beam size',
         metavar='N',
-        help='with N above 1 write FILE<tab>SCORE<tab>TEXT for the N best texts of each file, '
-        'scores in nats; N must not exceed the beam size',
     )
-    add_number(parser, '--batch-size', 8, 'files per batch')
+    add_value(parser, '--batch-size', 8, 'files per batch')
     parser.add_argument(
         '--picture', metavar='OUT.png', help='plot the posteriors of the first file over time'
     )
@@ -337,10 +322,10 @@ def doctor(parser: argparse.ArgumentParser) -> None:
 
     The first lines say what is wrong and how to fix it; the exit status is then 1.
     """
-    parser.add_argument(
+    add_flag(
+        parser,
         '--backends',
-        action='store_true',
-        help='also print which backend runs each op on each device, and why others do not',
+        'also print which backend runs each op on each device, and why others do not',
     )
     parser.add_argument(
         '--kernels',

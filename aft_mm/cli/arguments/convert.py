@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from . import add_number
+from . import add_flag, add_value
 
 SIZE = 100_000_000  # bytes
 CONFIG = 'aft-conv-base-h32-k25_8xb8-100e-from-deit_in1k-384px'
@@ -15,15 +15,9 @@ def enwik8(parser: argparse.ArgumentParser) -> None:
     The result is FOLDER/enwik8.
     """
     parser.add_argument('archive', metavar='ARCHIVE', type=Path, help='enwik8.zip or enwik8.gz')
-    parser.add_argument(
-        'folder',
-        metavar='FOLDER',
-        type=Path,
-        nargs='?',
-        default=Path('data/enwik8'),
-        help='output folder (default: data/enwik8)',
-    )
-    add_number(parser, '--size', SIZE, 'expected bytes')
+    folder = Path('data/enwik8')
+    add_value(parser, 'folder', folder, 'output folder', metavar='FOLDER', nargs='?')
+    add_value(parser, '--size', SIZE, 'expected bytes')
 
 
 def subwords(parser: argparse.ArgumentParser) -> None:
@@ -60,13 +54,7 @@ def wmt14(parser: argparse.ArgumentParser) -> None:
     (newstest2014), raw text with one sentence per line.
     """
     parser.add_argument('archives', type=Path, nargs='+', metavar='ARCHIVE', help='the .tgz files')
-    parser.add_argument(
-        '--out',
-        type=Path,
-        default=Path('data/wmt14_en_de'),
-        metavar='FOLDER',
-        help='output folder (default: %(default)s)',
-    )
+    add_value(parser, '--out', Path('data/wmt14_en_de'), 'output folder', metavar='FOLDER')
 
 
 def shapenet(parser: argparse.ArgumentParser) -> None:
@@ -82,14 +70,8 @@ def shapenet(parser: argparse.ArgumentParser) -> None:
     that split; others are split by --splits or --ratio.
     """
     parser.add_argument('meshes', metavar='MESHES', type=Path, help='folder of the class folders')
-    parser.add_argument(
-        'out',
-        metavar='OUT',
-        type=Path,
-        nargs='?',
-        default=Path('data/ShapeNetCore.v2.PC15k'),
-        help='output folder (default: data/ShapeNetCore.v2.PC15k)',
-    )
+    folder = Path('data/ShapeNetCore.v2.PC15k')
+    add_value(parser, 'out', folder, 'output folder', metavar='OUT', nargs='?')
     parser.add_argument(
         '--classes',
         nargs='+',
@@ -110,7 +92,7 @@ def shapenet(parser: argparse.ArgumentParser) -> None:
         metavar=('TRAIN', 'VAL', 'TEST'),
         help='shares for a split by hash (default: 0.7 0.1 0.2, as in the official split)',
     )
-    add_number(parser, '--jobs', 1, 'number of processes')
+    add_value(parser, '--jobs', 1, 'number of processes')
 
 
 def deit_to_aft(parser: argparse.ArgumentParser) -> None:
@@ -125,11 +107,11 @@ def deit_to_aft(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--config', default=CONFIG, help='config of the model (default: that of table 8)'
     )
-    parser.add_argument('--query', action='store_true', help='also copy the query projection')
-    parser.add_argument(
+    add_flag(parser, '--query', 'also copy the query projection')
+    add_flag(
+        parser,
         '--average-keys',
-        action='store_true',
-        help='also copy the keys: the key of head i is the mean over its D/h channels',
+        'also copy the keys: the key of head i is the mean over its D/h channels',
     )
     parser.add_argument(
         '--no-head',
@@ -180,9 +162,7 @@ def publish_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         'out', metavar='OUT.pth', type=Path, help='output name, to which the digits are appended'
     )
-    parser.add_argument(
-        '--ema', action='store_true', help='publish the averaged weights of EMAHook'
-    )
+    add_flag(parser, '--ema', 'publish the averaged weights of EMAHook')
     parser.add_argument('--metrics', metavar='JSON', help='metrics written by `aft_mm test --out`')
     parser.add_argument(
         '--license',
@@ -212,8 +192,8 @@ def split_folder(parser: argparse.ArgumentParser) -> None:
         'source', metavar='SOURCE', type=Path, help='folder with one folder per class'
     )
     parser.add_argument('out', metavar='OUT', type=Path, help='output folder of train/ and val/')
-    add_number(parser, '--val', 0.2, 'share of validation images')
-    add_number(parser, '--seed', 0, 'random seed')
+    add_value(parser, '--val', 0.2, 'share of validation images')
+    add_value(parser, '--seed', 0, 'random seed')
 
 
 def number_masks(parser: argparse.ArgumentParser) -> None:

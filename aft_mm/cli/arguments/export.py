@@ -1,6 +1,8 @@
 import argparse
 from pathlib import Path
 
+from . import add_config, add_flag
+
 
 def export(parser: argparse.ArgumentParser) -> None:
     """Export a trained model: OUT.onnx for ONNX (opset 20), OUT.xml for OpenVINO, OUT.pt2 for torch.
@@ -15,14 +17,10 @@ def export(parser: argparse.ArgumentParser) -> None:
     returns the state that the next step takes. With --loops, AFT-conv is an operator in C++, in a
     library for processors like this one and, of OpenVINO, for the installed release.
     """
-    parser.add_argument('config', metavar='CONFIG', help='path or name of the config')
-    parser.add_argument(
-        'checkpoint', metavar='CHECKPOINT', help='path of a checkpoint written by `aft_mm train`'
-    )
+    add_config(parser)
+    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path of the checkpoint')
     parser.add_argument('out', metavar='OUT', type=Path, help='OUT.onnx, OUT.xml or OUT.pt2')
-    parser.add_argument(
-        '--dynamic', action='store_true', help='support any image size and batch size'
-    )
+    add_flag(parser, '--dynamic', 'support any image size and batch size')
     parser.add_argument(
         '--size',
         nargs=2,
@@ -30,27 +28,21 @@ def export(parser: argparse.ArgumentParser) -> None:
         metavar=('H', 'W'),
         help='image size in pixels (default: that of the test)',
     )
-    parser.add_argument(
-        '--backbone', action='store_true', help='export feature maps instead of scores'
-    )
-    parser.add_argument(
-        '--steps', action='store_true', help='export a prompt and a step, to generate sequences'
-    )
-    parser.add_argument(
-        '--int8', action='store_true', help='quantise matrix products of OUT.onnx or OUT.xml'
-    )
-    parser.add_argument(
+    add_flag(parser, '--backbone', 'export feature maps instead of scores')
+    add_flag(parser, '--steps', 'export a prompt and a step, to generate sequences')
+    add_flag(parser, '--int8', 'quantise matrix products of OUT.onnx or OUT.xml')
+    add_flag(
+        parser,
         '--loops',
-        action='store_true',
-        help='compute AFT-conv by C++ loops, in OUT.loops.so or, next to OUT.xml, OUT.openvino.so',
+        'compute AFT-conv by C++ loops, in OUT.loops.so or, next to OUT.xml, OUT.openvino.so',
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         '--bfloat16',
-        action='store_true',
-        help='round the inputs of the loops in OUT.xml to bfloat16, for inference in bfloat16',
+        'round the inputs of the loops in OUT.xml to bfloat16, for inference in bfloat16',
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         '--test',
-        action='store_true',
-        help='compute the metrics of a classifier and of OUT on the test data of the config',
+        'compute the metrics of a classifier and of OUT on the test data of the config',
     )

@@ -9,6 +9,7 @@ from mmengine.config import Config
 from aft_mm.config.finding import find_config, install_root
 from aft_mm.config.reading import READ, read_config
 from aft_mm.config.texts import literal
+from aft_mm.convert.data_licenses import assigned
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import check_suffix
 
@@ -16,8 +17,7 @@ from aft_mm.outputs import check_suffix
 def with_portable_bases(path: Path) -> str:
     """Return the text of a config with bases of aft_mm as ``aft_mm::``, others as absolute paths."""
     text = path.read_text(encoding='utf-8')
-    assigned = (node for node in ast.parse(text).body if isinstance(node, ast.Assign))
-    bases = next((x.value for x in assigned if getattr(x.targets[0], 'id', '') == '_base_'), None)
+    bases = assigned(text, '_base_')
     if bases is None:
         return text
     written = ast.literal_eval(bases)

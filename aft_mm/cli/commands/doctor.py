@@ -44,21 +44,13 @@ def installed() -> dict[str, str]:
     return {canonicalize_name(one.name): one.version for one in distributions() if one.name}
 
 
-def own_requirements() -> list[Requirement]:
+def requirements_of(package: str) -> list[Requirement]:
+    """Return the requirements without extras, [] if the package is not installed."""
     try:
-        texts = requires('aft_mm') or ()
+        requirements = map(Requirement, requires(package) or ())
     except PackageNotFoundError:
         return []
-    requirements = map(Requirement, texts)
     return [one for one in requirements if one.marker is None or one.marker.evaluate({'extra': ''})]
-
-
-def torch_requirement() -> Requirement | None:
-    try:
-        texts = requires('torchvision') or ()
-    except PackageNotFoundError:
-        return None
-    return next((one for one in map(Requirement, texts) if one.name == 'torch'), None)
 
 
 def problems(
@@ -113,20 +105,17 @@ def _twice(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def _torch_pairs(
     versions: Mapping[str, str], built_for: Requirement | None
 ) -> Iterator[tuple[str, str]]:
-    if 'torch' not in versions:
+    if not {'torch', 'torchvision'} <= versions.keys():
         return
-    torch, name = Version(versions['torch']), 'torchvision'
-    if name not in versions:
-        return
-    other = Version(versions[name])
+    torch, vision = Version(versions['torch']), Version(versions['torchvision'])
     if built_for is not None and not built_for.specifier.contains(torch, prereleases=True):
         yield (
-            f'{name} {other} is built for torch {built_for.specifier}, got torch {torch}',
-            f"pip install 'torch=={torch.public}' {name}",
+            f'torchvision {vision} is built for torch {built_for.specifier}, got torch {torch}',
+            f"pip install 'torch=={torch.public}' torchvision",
         )
-    elif ('cpu' in (torch.local or '')) != ('cpu' in (other.local or '')):
+    elif ('cpu' in (torch.local or '')) != ('cpu' in (vision.local or '')):
         yield (
-            f'only one of torch {torch} and {name} {other} is a CPU-only build, so they '
+            f'only one of torch {torch} and torchvision {vision} is a CPU-only build, so they '
             'cannot be imported together',
             'install both from the same index',
         )
@@ -246,7 +235,8 @@ def run(args: argparse.Namespace) -> None:
         check_kernels(args.kernels)
         return
     versions = installed()
-    needed, built_for = own_requirements(), torch_requirement()
+    built_for = next((x for x in requirements_of('torchvision') if x.name == 'torch'), None)
+    needed = requirements_of('aft_mm')
     faults = list(problems(versions, platform.python_version(), needed, built_for))
     faults += broken_imports()
     faults += wrong_settings()

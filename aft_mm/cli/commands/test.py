@@ -64,10 +64,10 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
         raise UserError(f'testing needs test_cfg, which may be empty, in {args.config}')
     if args.amp:
         cfg.test_cfg.fp16 = True
+    if not args.show:
+        refuse_given(args, ['wait_time'], 'has no effect without --show')
     if args.show or args.show_dir:
         show_pictures(cfg, args)
-    else:
-        refuse_given(args, ['wait_time'], 'has no effect without --show')
     if args.tta:
         augment_test(cfg, args.config)
         # The state_dict holds averaged weights, and mmpretrain's EMAHook cannot load into a wrapper.
@@ -82,8 +82,6 @@ def show_pictures(cfg: Config, args: argparse.Namespace) -> None:
         raise UserError('--tta and pictures cannot be combined for a classifier')
     if args.show and matplotlib.get_backend().lower() in WITHOUT_WINDOWS:
         raise UserError('--show needs a display; --show-dir writes the pictures to a folder')
-    if not args.show:
-        refuse_given(args, ['wait_time'], 'has no effect without --show')
     wait_time = 2.0 if args.wait_time is None else args.wait_time
     check_number('--wait-time', wait_time, 0)
     settings = {host.switch: True, 'interval': 1, 'show': args.show, 'wait_time': wait_time}

@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 from mmengine.config import Config
 
 from aft_mm.apis import Recognition, SpeechRecognizer
-from aft_mm.apis.loading import task_of
+from aft_mm.apis.loading import check_task
 from aft_mm.checks import check_encodable, check_int
 from aft_mm.config.reading import read_config
 from aft_mm.engine.allocator import keep_freed_memory
@@ -19,10 +19,7 @@ from aft_mm.visualization import draw_alignment
 
 def check_args(args: argparse.Namespace) -> Config:
     config = read_config(args.config, args.cfg_options)
-    if task_of(config) != 'SpeechRecognizer':
-        raise UserError(
-            f'{args.config} is not a config of speech recognition, because it has no units'
-        )
+    check_task(config, 'SpeechRecognizer')
     check_int('--num-best', args.num_best, 1)
     check_int('--batch-size', args.batch_size, 1)
     beam_size = config.model.get('beam_size', 1) if args.beam_size is None else args.beam_size

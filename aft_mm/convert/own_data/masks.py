@@ -312,7 +312,7 @@ test_pipeline = [
 
 
 def masks(root: Path, share: float, seed: int) -> OwnData:
-    """Inspect images and their masks in one of the layouts of ``mask_layouts``."""
+    """Inspect images and their masks in one of the layouts of LAYOUTS."""
     parts = find_masks(root)
     if not parts:
         raise missing_masks(root)

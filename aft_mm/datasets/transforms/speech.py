@@ -138,23 +138,6 @@ class NormalizeFeatures(Transform):
         return results
 
 
-class Moments:
-    """Running mean and standard deviation over frames."""
-
-    def __init__(self) -> None:
-        self.number, self.sum, self.squares = 0, np.zeros(()), np.zeros(())
-
-    def add(self, features: np.ndarray) -> None:
-        frames = features.astype(np.float64)
-        self.number += len(frames)
-        self.sum = self.sum + frames.sum(0)
-        self.squares = self.squares + np.square(frames).sum(0)
-
-    def mean_and_std(self) -> tuple[np.ndarray, np.ndarray]:
-        mean = self.sum / self.number
-        return mean, np.sqrt(np.maximum(self.squares / self.number - mean**2, 0))
-
-
 @TRANSFORMS.register_module()
 class SpecAugment(Transform):
     """Set random bands of bins and spans of frames to 0 (arXiv 1904.08779).
