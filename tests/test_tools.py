@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.registry import PARAM_SCHEDULERS
 
 from aft_mm.analysis.run_logs import read_scalars
 from aft_mm.checkpoint import load_from_local
@@ -312,6 +313,27 @@ class TestErrorsOfARun:
         assert shortened_warmup([warm, cosine], 1, 1) is None
         steps = dict(type='MultiStepLR', by_epoch=True, begin=cosine['begin'], milestones=[30, 60])
         assert shortened_warmup([warm, steps], 40, 1) is None  # 30 iterations are no 30 epochs
+
+    @pytest.mark.parametrize('iterations', [2, 3, 6, 19, 20, 33])
+    def test_a_shortened_warm_up_reaches_the_rate(self, iterations):
+        warm = dict(type='LinearLR', start_factor=1e-3, begin=0, end=99, by_epoch=False)
+        cosine = dict(type='CosineAnnealingLR', begin=99, by_epoch=False)
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+        parts = shortened_warmup([warm, cosine], iterations, 1)
+        schedules = [
+            PARAM_SCHEDULERS.build(
+                dict(part, optimizer=optimizer), default_args=dict(verbose=False)
+            )
+            for part in parts
+        ]
+        rates = []
+        for _ in range(iterations):
+            rates.append(optimizer.param_groups[0]['lr'])
+            optimizer.step()
+            for schedule in schedules:
+                schedule.step()
+        assert max(rates) == pytest.approx(0.5)
+        assert (rates[0] < 0.01) == (iterations >= 20)
 
     @pytest.mark.parametrize(
         ('size', 'message'),

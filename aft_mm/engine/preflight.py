@@ -390,7 +390,10 @@ def check_batch(config: Config, runner: Runner) -> None:
 
 
 def shortened_warmup(schedules: Any, iterations: int, epochs: int) -> list[dict] | None:
-    """Return a warm-up of a tenth of the iterations, if the run would end within it, else None."""
+    """Return a warm-up of a tenth of the iterations if the run would end within it, else None.
+
+    There is none below 20 iterations: mmengine's LinearLR of one iteration keeps its first rate.
+    """
     if not isinstance(schedules, list) or len(schedules) != 2:
         return None
     first, then = schedules
@@ -401,9 +404,9 @@ def shortened_warmup(schedules: Any, iterations: int, epochs: int) -> list[dict]
     in_order = first.get('begin', 0) == 0 and first.get('end') == begin and not fixed
     if begin < length or not in_order or iterations < 2:
         return None
-    end = max(1, iterations // 10)
+    end = iterations // 10 if iterations >= 20 else 0
     parts = []
-    for entry, start, stop in ((first, 0, end), (then, end, iterations)):
+    for entry, start, stop in ((first, 0, end), (then, end, iterations))[end == 0 :]:
         parts.append({**entry, 'by_epoch': False, 'begin': start, 'end': stop})
         parts[-1].pop('convert_to_iter_based', None)
     return parts
@@ -416,8 +419,8 @@ def check_schedule(config: Config, runner: Runner) -> None:
     if shorter is not None:
         runner.param_schedulers = shorter
         runner.logger.warning(
-            f'the warm-up of param_scheduler is longer than the run; it is shortened to '
-            f'{shorter[0]["end"]} of {runner.max_iters} iterations'
+            'the warm-up of param_scheduler is longer than the run; it is shortened to '
+            f'{shorter[-1]["begin"]} of {runner.max_iters} iterations'
         )
         return
     schedules = [schedules] if isinstance(schedules, dict) else schedules

@@ -253,8 +253,8 @@ class FrameEmbedding(Resettable):
         check_int('num_features', num_features, 1)
         self.projection = nn.Linear(num_features, embed_dims)
 
-    def forward(self, frames: Tensor) -> Tensor:
-        """Return vectors [B, T, D] for float frames [B, T, F]."""
+    def forward(self, frames: Tensor, position: Tensor | None = None) -> Tensor:
+        """Return vectors [B, T, D] for float frames [B, T, F], at any `position` of a step."""
         size = self.projection.in_features
         floats = isinstance(frames, Tensor) and frames.is_floating_point()
         if not floats or frames.dim() != 3 or frames.shape[-1] != size:

@@ -110,6 +110,20 @@ def test_steps_after_a_prompt_equal_the_forward_beyond_the_learned_tokens():
 
 
 @torch.no_grad()
+def test_steps_of_frames_equal_the_forward():
+    frames = torch.randn(2, 9, 5)
+    net = decoder(embedding=dict(type='aft_mm.FrameEmbedding', num_features=5))
+    expected = net(frames)
+    hidden, state = net.prefill(frames[:, :3], torch.tensor([3, 3]))
+    for t in range(3, 9):
+        torch.testing.assert_close(hidden, expected[:, t])
+        if t < 8:
+            hidden, state = net.step(frames[:, t], state)
+    sees_later = dict(type='aft_mm.ConvFrameEmbedding', num_features=5)
+    refuses('see later frames, got ConvFrameEmbedding', decoder, embedding=sees_later)
+
+
+@torch.no_grad()
 def test_without_positions_only_the_mixer_knows_the_order():
     sequence = tokens(1, LENGTH)
     swapped = sequence.clone()

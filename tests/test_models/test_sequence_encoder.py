@@ -1,5 +1,7 @@
 """The encoder, and encoder and decoder together."""
 
+import math
+
 import pytest
 import torch
 from mmengine.optim import OptimWrapper
@@ -12,6 +14,7 @@ from .sequence_models import (
     LOCAL,
     assert_every_parameter_has_a_gradient,
     decoder_config,
+    mixer,
     model,
     randomize,
     tokens,
@@ -87,3 +90,20 @@ def test_a_missing_source_is_refused():
     refuses('got one for 0 of 3 samples', net.generate, 9, batch_size=3)
     message = "agree .* got {'source': 3, 'batch_size': 2}"
     refuses(message, net.generate, 9, batch_size=2, source=sources())
+
+
+@pytest.mark.parametrize('embedding', ['FrameEmbedding', 'ConvFrameEmbedding'])
+def test_hidden_frames_may_hold_nan(embedding):
+    mixers = [mixer('AFTConv'), mixer('AFTSimple'), mixer('SoftmaxAttention')]
+    embedding = dict(type=f'aft_mm.{embedding}', num_features=5)
+    config = dict(decoder_config(token_mixer=mixers, num_layers=3, embedding=embedding))
+    net = randomize(MODELS.build({**config, 'type': 'aft_mm.SequenceEncoder'}))
+    frames, mask = torch.randn(2, 9, 5), torch.arange(9) < torch.tensor([[9], [4]])
+    results = []
+    for hidden in (math.nan, 7.0):
+        net.zero_grad()
+        output = net(frames.masked_fill(~mask[..., None], hidden), mask)[mask]
+        output.square().mean().backward()
+        results += [[output.detach(), *(p.grad.clone() for p in net.parameters())]]
+    torch.testing.assert_close(*results)
+    assert all(x.isfinite().all() for x in results[0])

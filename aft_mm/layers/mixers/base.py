@@ -240,7 +240,7 @@ class TokenMixer(Resettable):
 
     @torch.no_grad()
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Any]:
-        """Mix whole prompts in one parallel pass.
+        """Mix whole prompts in one parallel pass, without gradient.
 
         Args:
             x: Prompts [B, L, D]; L may be shorter than the grid.
@@ -268,7 +268,7 @@ class TokenMixer(Resettable):
 
     @torch.no_grad()
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Mix one token; a loop of steps equals the causal :meth:`forward`.
+        """Mix one token without gradient; a loop of steps equals the causal :meth:`forward`.
 
         Args:
             x_t: Next token of each sequence [B, D].

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aft_mm.checks import refuse
+from aft_mm.layers import ConvFrameEmbedding
 from aft_mm.registry import MODELS
 
 from ..block_stack import BlockStack
@@ -41,6 +42,8 @@ class SequenceDecoder(BlockStack):
         super().__init__(*args, causal=True, **kwargs)
         if self.embedding is None:
             raise ValueError('embedding must be given for a decoder, got None')
+        if isinstance(self.embedding, ConvFrameEmbedding):
+            raise ValueError('embedding must not see later frames, got ConvFrameEmbedding')
         self.start_embedding = nn.Parameter(torch.empty(self.embed_dims))
         nn.init.trunc_normal_(self.start_embedding, std=0.02)
 
@@ -50,7 +53,7 @@ class SequenceDecoder(BlockStack):
         """Return the hidden vectors [B, T, D] that predict the tokens.
 
         Args:
-            tokens: int64 [B, T] or [B, T, C].
+            tokens: int64 [B, T] or [B, T, C], or frames [B, T, F] for a FrameEmbedding.
             memory: Output [B, S, D] of an encoder.
             memory_mask: bool [B, S], True = keep.
 
@@ -98,7 +101,7 @@ class SequenceDecoder(BlockStack):
         """Take one token per sequence and predict the next, without gradient.
 
         Args:
-            token: The token at state.position, [B] or [B, C].
+            token: The token at state.position, [B] or [B, C], or the frame [B, F].
             state: From :meth:`prefill` or the last step; it is overwritten.
 
         Returns:
