@@ -100,12 +100,8 @@ def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[s
     elif tensors[2].is_cuda or INTERPRETED:
         names = DEFAULT_BACKENDS
     else:
-        if not torch.compiler.is_compiling():
-            if isinstance(native_availability.find_library(), str):
-                return 'eager'
-        return (
-            'eager' if native_availability.unsupported_reasons(op, tensors, options) else 'native'
-        )
+        unsupported = native_availability.unsupported_reasons(op, tensors, options)
+        return 'eager' if unsupported else 'native'
     refused = []
     for name in names:
         reasons = unsupported_reasons(name, op, tensors, options)

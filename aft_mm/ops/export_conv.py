@@ -11,11 +11,11 @@ from .conv_plan import cancels
 from .eager.conv import (
     convolution,
     convolved_mean,
-    exact_mean_in_float64,
     is_one_shift_exact,
     kernel_and_outside,
     with_fast_columns,
 )
+from .eager.conv_exact import exact_conv_mean
 from .export_paths import export_stage, exports_loops
 from .gates import GATES
 from .native.availability import FOLDER, find_built
@@ -54,7 +54,7 @@ def aft_conv(
     key, value = hide(key, value, key_mask)
     is_exact = partial(is_one_shift_exact, key, value, weight, global_connectivity, causal)
     fast = partial(_MEANS[export_stage()], **options)
-    exact: Callable[..., Tensor] = partial(exact_mean_in_float64, **options)
+    exact: Callable[..., Tensor] = partial(exact_conv_mean, **options)
     additive: Callable[..., Tensor] = partial(fast, additive=True)
     loops = exports_loops() and len(grid) <= 2 and not causal
     if loops:  # for both forms, and gated

@@ -1,10 +1,11 @@
 """The oracle: every op as the papers write it, in float64, with all ``[B, T, S, D]`` in memory.
 
 ``log W`` is a dense ``[h, T, S]`` or ``[B, h, T, S]`` tensor, −inf where W = 0. The other backends
-are tested against it.
+are tested against it. `shared` are causal, key_mask and gate.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,6 +56,7 @@ def _mix(
     key: Tensor,
     value: Tensor,
     log_weight: Tensor,
+    *,
     causal: bool,
     key_mask: Tensor | None,
     gate: str,
@@ -97,7 +99,7 @@ def aft_simple(
     targets = key.shape[1] if query is None else query.shape[1]
     zeros = key.new_zeros(1, targets, key.shape[1], dtype=torch.float64)
     if key_function == 'softmax':
-        return _mix(query, key, value, zeros, causal, key_mask, gate)
+        return _mix(query, key, value, zeros, causal=causal, key_mask=key_mask, gate=gate)
     dtype = value.dtype
     key, value = _hide(key, value, key_mask, fill=0)
     if key_function == 'relu2':
@@ -112,33 +114,19 @@ def aft_simple(
 
 
 def aft_decay(
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    decay: Tensor,
-    *,
-    causal: bool,
-    key_mask: Tensor | None,
-    gate: str,
+    query: Tensor | None, key: Tensor, value: Tensor, decay: Tensor, **shared: Any
 ) -> Tensor:
     """``w = −λ |t − t'|`` with λ per channel."""
     target, source = _indices(key.shape[1], key.shape[1], key.device)
     log_weight = -decay.double()[:, None, None] * (target - source).abs()
-    return _mix(query, key, value, log_weight, causal, key_mask, gate)
+    return _mix(query, key, value, log_weight, **shared)
 
 
 def aft_full(
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    position_bias: Tensor,
-    *,
-    causal: bool,
-    key_mask: Tensor | None,
-    gate: str,
+    query: Tensor | None, key: Tensor, value: Tensor, position_bias: Tensor, **shared: Any
 ) -> Tensor:
     """``W = exp(w)``, w dense (eq. 2)."""
-    return _mix(query, key, value, position_bias.double()[None], causal, key_mask, gate)
+    return _mix(query, key, value, position_bias.double()[None], **shared)
 
 
 def aft_full_batched(
@@ -149,9 +137,7 @@ def aft_full_batched(
     *,
     num_heads: int | None,
     pair_mask: Tensor | None,
-    causal: bool,
-    key_mask: Tensor | None,
-    gate: str,
+    **shared: Any,
 ) -> Tensor:
     """``W = exp(w)`` with a w per sample or per head, and 0 where `pair_mask` hides the pair."""
     bias = position_bias.double()
@@ -159,7 +145,7 @@ def aft_full_batched(
         bias = bias.unsqueeze(-3)
     if pair_mask is not None:
         bias = bias.masked_fill(~pair_mask.unsqueeze(1), -torch.inf)
-    return _mix(query, key, value, bias, causal, key_mask, gate)
+    return _mix(query, key, value, bias, **shared)
 
 
 def aft_local(
@@ -171,13 +157,11 @@ def aft_local(
     *,
     window: Window,
     grid: Sequence[int] | None,
-    causal: bool,
-    key_mask: Tensor | None,
-    gate: str,
+    **shared: Any,
 ) -> Tensor:
     """``W = exp(w)`` inside the window, 1 outside (eq. 4); ``w = u vᵀ`` (eq. 7) or free."""
     bias = _near_bias(pos_u, pos_v, window, grid)
-    return _mix(query, key, value, bias[None], causal, key_mask, gate)
+    return _mix(query, key, value, bias[None], **shared)
 
 
 def aft_conv(
@@ -188,16 +172,14 @@ def aft_conv(
     *,
     grid: Sequence[int],
     global_connectivity: bool,
-    causal: bool,
-    key_mask: Tensor | None,
-    gate: str,
+    **shared: Any,
 ) -> Tensor:
     """``W = exp(w[t' − t])`` per head inside the kernel, 1 (or 0) outside (eq. 6, 8)."""
     tokens = key.shape[1]
     index = kernel_index(*_indices(tokens, tokens, key.device), weight.shape[1:], grid)
     bias = weight.double().flatten(1)[:, index.clamp_min(0)]
     bias = bias.masked_fill(index < 0, 0 if global_connectivity else -torch.inf)
-    return _mix(query, key, value, bias, causal, key_mask, gate)
+    return _mix(query, key, value, bias, **shared)
 
 
 def aft_local_hard(
@@ -208,15 +190,14 @@ def aft_local_hard(
     window: Window,
     grid: Sequence[int] | None,
     causal: bool,
-    key_mask: Tensor | None,
-    gate: str,
+    **shared: Any,
 ) -> Tensor:
     """``W = 1`` inside the hard window, 0 outside (ICLR submission, algorithms 1 and 2)."""
     tokens = key.shape[1]
     inside = hard_mask(*_indices(tokens, tokens, key.device), window, grid, causal)
     zeros = key.new_zeros(1, tokens, tokens, dtype=torch.float64)
     bias = zeros.masked_fill(~inside, -torch.inf)
-    return _mix(query, key, value, bias, False, key_mask, gate)
+    return _mix(query, key, value, bias, causal=False, **shared)
 
 
 def aft_local_learned(

@@ -55,7 +55,7 @@ def test_channel_major_tokens_are_not_copied(monkeypatch):
     monkeypatch.setattr(dispatch.cuda_availability, 'machine_reasons', lambda kind, index: ())
     monkeypatch.setattr(base, 'FUSED_DEVICES', ('cpu',))
     with torch.no_grad():
-        parts = mixer._project_all([mixer.query, mixer.key, mixer.value], x)
+        parts = mixer._project_all(x)
         expected = [layer(x) for layer in (mixer.query, mixer.key, mixer.value)]
     assert [part.stride() for part in parts] == [(12, 1, 24)] * 3
     for part, want in zip(parts, expected, strict=True):

@@ -117,8 +117,7 @@ class AFTConv(AFTMixer):
     ) -> Tensor:
         fused = None
         if in_kernels(self.gate) and prefers_channel_major(x, is_product=True):
-            layers = (self.query, self.key, self.value)
-            fused = fuse_linear([layer for layer in layers if layer is not None])
+            fused = fuse_linear(self._projections)
         if fused is None:
             return super()._project_and_mix(x, grid, key_mask, **pairs)
         qkv = project_channel_major(fused, x)

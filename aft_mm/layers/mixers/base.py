@@ -58,6 +58,12 @@ def hide_tokens(x: Tensor, key_mask: Tensor) -> Tensor:
     return x.masked_fill(~key_mask.unsqueeze(-1), 0)
 
 
+def query_key_value(parts: Sequence[Tensor]) -> tuple[Any, Tensor, Tensor]:
+    """Return the outputs of the three projections, None for the query if there are two."""
+    *query, key, value = parts
+    return (query[0] if query else None), key, value
+
+
 class TokenMixer(Resettable):
     """Base class of token mixers, ``[B, T, D] -> [B, T, D]``: projections around an op.
 
@@ -189,12 +195,11 @@ class TokenMixer(Resettable):
         if self.num_prefix_tokens:
             refuse('num_prefix_tokens', '0 with cu_seqlens', self.num_prefix_tokens)
         x = x if key_mask is None else hide_tokens(x, key_mask)
-        *queries, key, value = self._project_all([self.query, self.key, self.value], x)
+        query, key, value = self._project_all(x)
 
         def mix(query: Any, key: Tensor, value: Tensor, key_mask: Tensor | None) -> Tensor:
             return self._mix(query, key, value, self._resolve_grid(key.shape[1]), key_mask)
 
-        query = queries[0] if queries else None
         pads = not self.depends_on_length
         mixed = ops.mix_packed(mix, query, key, value, cu_seqlens, key_mask, self.causal, pads)
         output: Tensor = self.proj_drop(self._project_output(mixed))
@@ -253,8 +258,7 @@ class TokenMixer(Resettable):
         length, state = x.shape[1], self.init_state(len(x))
         check_lengths(lengths, state.position, length)
         x = hide_tokens(x, torch.arange(length, device=x.device) < lengths[:, None])
-        query = None if self.query is None else self.query(x)
-        key, value = self.key(x), self.value(x)
+        query, key, value = query_key_value([layer(x) for layer in self._projections])
         prompt: list[Any] = [query, key, value]
         if self.grid is not None and len(self.grid) > 1:
             # The op needs the whole raster.
@@ -279,14 +283,11 @@ class TokenMixer(Resettable):
         """
         self._check_step(x_t, state)
         fused = self._fused  # once, as another thread may split it
-        query: Any
         if fused is None:
-            query = None if self.query is None else self.query(x_t)
-            key, value = self.key(x_t), self.value(x_t)
+            parts: Sequence[Tensor] = [layer(x_t) for layer in self._projections]
         else:
-            *queries, key, value = apply_fused(fused, x_t)
-            query = queries[0] if queries else None
-        mixed, state = self._mix_step(query, key, value, state)
+            parts = apply_fused(fused, x_t)
+        mixed, state = self._mix_step(*query_key_value(parts), state)
         return self.proj_drop(self.proj(mixed)), state
 
     @torch.no_grad()
@@ -301,9 +302,8 @@ class TokenMixer(Resettable):
 
         Later changes of the weights are ignored until :meth:`split_projections`.
         """
-        layers = [layer for layer in (self.query, self.key, self.value) if layer is not None]
         with torch.no_grad():
-            self._fused = fuse_linear(layers)
+            self._fused = fuse_linear(self._projections)
 
     def split_projections(self) -> None:
         """Undo :meth:`fuse_projections`."""
@@ -317,22 +317,24 @@ class TokenMixer(Resettable):
         self, x: Tensor, grid: Grid, key_mask: Tensor | None, **pairs: Tensor | None
     ) -> Tensor:
         """Return what `proj` reads for tokens x [B, T, D] that are their own memory."""
-        *queries, key, value = self._project_all([self.query, self.key, self.value], x)
-        query: Any = queries[0] if queries else None
+        query, key, value = self._project_all(x)
         return self._mix(query, key, value, grid, key_mask, **pairs)
 
-    def _project_all(self, layers: Sequence[nn.Module | None], x: Tensor) -> Sequence[Tensor]:
-        """Return the outputs of the layers that are not None, for tokens x [B, T, D].
+    @property
+    def _projections(self) -> list[nn.Module]:
+        """The layers of query, if there is one, key and value."""
+        return [layer for layer in (self.query, self.key, self.value) if layer is not None]
+
+    def _project_all(self, x: Tensor) -> tuple[Any, Tensor, Tensor]:
+        """Return query, None without its layer, key and value of tokens x [B, T, D].
 
         One product reads x once. With gradients, its backward pass would copy those of the outputs.
         """
-        given = [layer for layer in layers if layer is not None]
         if x.device.type in FUSED_DEVICES and not torch.is_grad_enabled():
-            fused = fuse_linear(given)
+            fused = fuse_linear(self._projections)
             if fused is not None:
-                parts: tuple[Tensor, ...] = self._apply_projection(fused, x).split(fused.sizes, -1)
-                return parts
-        return [self._apply_projection(layer, x) for layer in given]
+                return query_key_value(self._apply_projection(fused, x).split(fused.sizes, -1))
+        return query_key_value([self._apply_projection(layer, x) for layer in self._projections])
 
     def _apply_projection(self, layer: nn.Module | FusedLinear, x: Tensor) -> Tensor:
         """Return the query, key or value of tokens x [B, T, D], or all of them side by side."""

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -6,6 +7,7 @@ from torch import Tensor, nn
 
 from aft_mm.checks import check_int
 from aft_mm.ops.checks import check_num_heads
+from aft_mm.ops.geometry import kernel_index
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
@@ -71,13 +73,9 @@ class LambdaLayer(TokenMixer):
             raise ValueError(
                 f'grid must be at most that of the learned offsets, {largest}, got {tuple(grid)}'
             )
-        index = []
-        for axis, (size, learned) in enumerate(zip(grid, largest, strict=True)):
-            tokens = torch.arange(size, device=self.pos_embed.device)
-            shape = [1] * (2 * len(grid))
-            shape[axis], shape[axis + len(grid)] = size, size
-            index.append((tokens[None, :] - tokens[:, None] + learned - 1).view(shape))
-        return self.pos_embed[tuple(index)].flatten(len(grid), -2).flatten(0, len(grid) - 1)
+        tokens = torch.arange(prod(grid), device=self.pos_embed.device)
+        index = kernel_index(tokens[:, None], tokens, self.pos_embed.shape[:-1], grid)
+        return self.pos_embed.flatten(0, -2)[index]
 
 
 def _normalize(norm: nn.BatchNorm1d, x: Tensor, key_mask: Tensor | None) -> Tensor:

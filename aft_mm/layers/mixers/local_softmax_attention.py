@@ -102,8 +102,9 @@ class LocalSoftmaxAttention(TokenMixer):
                 f'grid must have 1 or 2 dimensions for LocalSoftmaxAttention, got {self.grid}'
             )
         self.raster = None if self.grid is None or len(self.grid) == 1 else self.grid
-        size = self._sizes('window', window, smallest=1)
-        before = size if margin is None else self._sizes('margin', margin, smallest=0)
+        size = before = per_dimension('window', window, self._num_dims)
+        if margin is not None:
+            before = per_dimension('margin', margin, self._num_dims, 0)
         if self.raster is None:
             after = (0,) if self.causal else before
             self.blocks = Blocks((1, *size), (0, *before), (0, *after))
@@ -113,9 +114,6 @@ class LocalSoftmaxAttention(TokenMixer):
     @property
     def _num_dims(self) -> int:
         return 1 if self.raster is None else 2
-
-    def _sizes(self, name: str, given: int | Sequence[int], smallest: int) -> tuple[int, ...]:
-        return per_dimension(name, given, self._num_dims, smallest)
 
     def _mix(
         self, query: Tensor, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None

@@ -239,7 +239,7 @@ def safe_conv_mean(
     )
 
     fast = partial(convolved_mean, additive=global_connectivity, **options)
-    exact: Callable[..., Tensor] = partial(exact_mean_in_float64, **options)
+    exact: Callable[..., Tensor] = partial(exact_conv_mean, **options)
     otherwise = exact
     keys_decide = causal or not global_connectivity
     if keys_decide and all(map(may_read, (key, value, weight))):
@@ -282,24 +282,9 @@ def _mean_by_heads(
     return pairs.index_put((samples, others), parts).transpose(1, 2).flatten(2)
 
 
-def exact_mean_in_float64(
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor,
-    grid: Sequence[int],
-    global_connectivity: bool,
-    causal: bool,
-) -> Tensor:
-    wide = [x.double() for x in (key, value, weight)]
-    mixed = exact_conv_mean(
-        *wide, grid=grid, global_connectivity=global_connectivity, causal=causal
-    )
-    return mixed.to(key.dtype)
-
-
 # Traced, they would take minutes to compile.
 safe_conv_mean_node = as_graph_node('aft_mm::safe_conv_mean', safe_conv_mean)
-exact_conv_mean_node = as_graph_node('aft_mm::exact_conv_mean', exact_mean_in_float64)
+exact_conv_mean_node = as_graph_node('aft_mm::exact_conv_mean', exact_conv_mean)
 
 
 @torch.library.custom_op('aft_mm::repeat_conv_unless_exact', mutates_args=('output',))

@@ -51,15 +51,17 @@ def exact_conv_mean(
     key: Tensor,
     value: Tensor,
     weight: Tensor,
-    *,
     grid: Sequence[int],
     global_connectivity: bool,
     causal: bool,
 ) -> Tensor:
-    """Return ``Σ W e^k v / Σ W e^k`` [B, T, D]: one pass for the largest key, one for the sums.
+    """Return ``Σ W e^k v / Σ W e^k`` [B, T, D], computed in float64.
 
-    The backward pass recomputes the terms, except inside torch.func.
+    One pass finds the largest key, one the sums. The backward pass recomputes the terms, except
+    inside torch.func.
     """
+    dtype = key.dtype
+    key, value, weight = (x.double() for x in (key, value, weight))
     heads, kernel = key.shape[-1], weight.shape[1:]
     key = key.unflatten(1, grid).unsqueeze(-1)
     value = value.unflatten(1, grid).unflatten(-1, (heads, -1))
@@ -84,7 +86,7 @@ def exact_conv_mean(
     if global_connectivity:
         reach = [size // 2 for size in kernel]
         result = add(result, outside_sums(from_token(key, value), reach, causal))
-    return mean(result.numerator, result.denominator).flatten(-2).flatten(1, -2)
+    return mean(result.numerator, result.denominator).flatten(-2).flatten(1, -2).to(dtype)
 
 
 def _sum_entries(

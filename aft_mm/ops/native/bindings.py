@@ -245,17 +245,16 @@ class _Simple(NamedTuple):
     causal: bool
     state_size: int  # numbers of a state per channel
 
-    def forward(
-        self, save: bool, query: Tensor | None, key: Tensor, value: Tensor, decay: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        output, saved = value.new_empty(value.shape), None
+    def forward(self, save: bool, tensors: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+        value, saved = tensors[2], None
+        output = value.new_empty(value.shape)
         sizes = self._sizes(value.shape[1])
         if save or not self.causal:
             sizes = sizes if save else sizes[:1]
             saved = value.new_empty(len(value), sum(sizes), value.shape[2], dtype=torch.float32)
         parts = [] if saved is None else saved.split(sizes, 1)
         side = BEFORE if self.causal else BOTH
-        fields = self._args(side, query, key, value, decay, output, parts)
+        fields = self._args(side, tensors, output, parts)
         _call('aft_simple_forward', fields, value)
         return output, saved if save else None
 
@@ -269,24 +268,18 @@ class _Simple(NamedTuple):
         return batch, sum(self._sizes(tokens)), channels
 
     def backward(
-        self,
-        grad: Tensor,
-        saved: Tensor,
-        wanted: Sequence[bool],
-        query: Tensor | None,
-        key: Tensor,
-        value: Tensor,
-        decay: Tensor | None,
+        self, grad: Tensor, saved: Tensor, wanted: Sequence[bool], tensors: Sequence[Any]
     ) -> list[Tensor | None]:
-        grads = [None if x is None else x.new_empty(x.shape) for x in (query, key, value)]
+        *tokens, decay = tensors
+        value, grads = tokens[2], [None if x is None else x.new_empty(x.shape) for x in tokens]
         sides = [BEFORE] if self.causal else [BEFORE, AFTER]
         parts = saved.split(self._sizes(value.shape[1]), 1)
         grad_decay = value.new_empty(len(sides), len(value), value.shape[2], dtype=torch.float32)
         for side, states_of_side, of_decay in zip(sides, parts, grad_decay, strict=False):
-            given = query, key, value, decay, grad, [states_of_side, None, *parts[2:]]
+            kept = [states_of_side, None, *parts[2:]]
             # The second side adds to the gradients of keys and values.
             grad_query = grads[0] if side == BEFORE else None
-            fields = self._args(side, *given, [grad_query, *grads[1:], of_decay])
+            fields = self._args(side, tensors, grad, kept, [grad_query, *grads[1:], of_decay])
             _call('aft_simple_backward', fields, value)
         if decay is None:
             return [*grads, None]
@@ -303,19 +296,17 @@ class _Simple(NamedTuple):
     def _args(
         self,
         side: int,
-        query: Tensor | None,
-        key: Tensor,
-        value: Tensor,
-        decay: Tensor | None,
+        tensors: Sequence[Any],
         output: Tensor,
         parts: Sequence[Tensor | None],
         grads: Sequence[Tensor | None] = (None,) * 4,
     ) -> list[int]:
-        fields = [*value.shape, GATES.index(self.gate), torch.get_num_threads(), side]
+        *tokens, decay = tensors
+        fields = [*output.shape, GATES.index(self.gate), torch.get_num_threads(), side]
         saved, after, *rows = [*parts, None, None, None, None][:4]
         *grads, grad_decay = grads
         reverse = side == AFTER
-        for x in (query, key, value, self.key_mask, output, *grads):
+        for x in (*tokens, self.key_mask, output, *grads):
             fields += _strided(x, reverse)
         fields += [*_strided(saved), *_strided(after)]
         for x in rows:
@@ -336,23 +327,16 @@ class _Conv(NamedTuple):
     constant_weight: Tensor
     version: int | None
 
-    def forward(
-        self, save: bool, query: Tensor | None, key: Tensor, value: Tensor, weight: Tensor
-    ) -> tuple[Tensor, None]:
+    def forward(self, save: bool, tensors: Sequence[Any]) -> tuple[Tensor, None]:
+        value = tensors[2]
         output = value.new_empty(value.shape)
-        _call('aft_conv_forward', self._args(query, key, value, output), value)
+        _call('aft_conv_forward', self._args(tensors, output), value)
         return output, None
 
     def backward(
-        self,
-        grad: Tensor,
-        saved: Tensor | None,
-        wanted: Sequence[bool],
-        query: Tensor | None,
-        key: Tensor,
-        value: Tensor,
-        weight: Tensor,
+        self, grad: Tensor, saved: Tensor | None, wanted: Sequence[bool], tensors: Sequence[Any]
     ) -> list[Tensor | None]:
+        query, key, value, weight = tensors
         grad_query = None if query is None else query.new_empty(query.shape)
         grad_value = value.new_empty(value.shape)
         grad_key = value.new_empty(value.shape, dtype=torch.float32)
@@ -361,7 +345,7 @@ class _Conv(NamedTuple):
             parts = math.ceil(len(value) / SAMPLES)
             grad_kernel = self.kernel.new_empty(parts, len(self.kernel), value.shape[2])
         grads = grad_query, grad_key, grad_value
-        fields = self._args(query, key, value, grad, grads, grad_kernel)
+        fields = self._args(tensors, grad, grads, grad_kernel)
         _call('aft_conv_backward', fields, value)
         grad_key = _sum_over_heads(grad_key, key.shape[2]).to(key.dtype)
         grad_weight = None
@@ -387,13 +371,12 @@ class _Conv(NamedTuple):
 
     def _args(
         self,
-        query: Tensor | None,
-        key: Tensor,
-        value: Tensor,
+        tensors: Sequence[Any],
         output: Tensor,
         grads: Sequence[Tensor | None] = (None,) * 3,
         grad_kernel: Tensor | None = None,
     ) -> list[int]:
+        query, key, value, *_ = tensors
         rows = (1,) * (2 - len(self.grid))  # a line is a grid of one row
         kernel_size = self.constant_weight.shape[1:]
         fields = [*value.shape, key.shape[2], *rows, *self.grid, *rows, *kernel_size]
@@ -413,14 +396,12 @@ class _Full(NamedTuple):
     causal: bool
     targets: int
 
-    def forward(
-        self, save: bool, query: Tensor | None, key: Tensor, value: Tensor, bias: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, save: bool, tensors: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+        value, saved = tensors[2], None
         output = value.new_empty(len(value), self.targets, value.shape[2])
-        saved = None
         if save:
             saved = value.new_empty(self.saved_shape(value.shape), dtype=torch.float32)
-        fields = self._args(query, key, value, bias, output, saved)
+        fields = self._args(tensors, output, saved)
         _call('aft_full_batched_forward', fields, value)
         return output, saved
 
@@ -428,19 +409,13 @@ class _Full(NamedTuple):
         return shape[0], self.targets, 2, shape[2]
 
     def backward(
-        self,
-        grad: Tensor,
-        saved: Tensor | None,
-        wanted: Sequence[bool],
-        query: Tensor | None,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor,
+        self, grad: Tensor, saved: Tensor | None, wanted: Sequence[bool], tensors: Sequence[Any]
     ) -> list[Tensor | None]:
-        grads = [None if x is None else x.new_empty(x.shape) for x in (query, key, value)]
+        *tokens, bias = tensors
+        grads = [None if x is None else x.new_empty(x.shape) for x in tokens]
         grads.append(bias.new_empty(bias.shape) if wanted[3] else None)
-        fields = self._args(query, key, value, bias, grad, saved, grads)
-        _call('aft_full_batched_backward', fields, value)
+        fields = self._args(tensors, grad, saved, grads)
+        _call('aft_full_batched_backward', fields, tokens[2])
         return grads
 
     def by_eager(self, query: Tensor | None, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
@@ -450,18 +425,16 @@ class _Full(NamedTuple):
 
     def _args(
         self,
-        query: Tensor | None,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor,
+        tensors: Sequence[Any],
         output: Tensor,
         saved: Tensor | None,
         grads: Sequence[Tensor | None] = (None,) * 4,
     ) -> list[int]:
+        *tokens, bias = tensors
         *grads, grad_bias = grads
-        fields = [*value.shape, self.targets, self.num_heads or 1, self.causal]
+        fields = [*tokens[2].shape, self.targets, self.num_heads or 1, self.causal]
         fields += GATES.index(self.gate), torch.get_num_threads()
-        for x in (query, key, value, self.key_mask, output, *grads):
+        for x in (*tokens, self.key_mask, output, *grads):
             fields += _strided(x)
         fields += _address(bias), bias.stride(0), bias.stride(-3), bias.stride(-2)
         fields += _strided(self.pair_mask)
@@ -471,7 +444,7 @@ class _Full(NamedTuple):
 class _RepeatedConv:
     def __init__(self, op: _Conv, query: Tensor, key: Tensor, value: Tensor) -> None:
         self._op = op  # its kernel is passed by address
-        self._fields = op._args(query, key, value, value.new_empty(value.shape))
+        self._fields = op._args((query, key, value), value.new_empty(value.shape))
         self._pack = struct.Struct(f'={len(self._fields)}q').pack
         self._loop = availability.load(availability.find_library()).aft_conv_forward
         self._is_bfloat = ctypes.c_int64(value.dtype == torch.bfloat16)
@@ -493,9 +466,10 @@ def _sum_over_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def _run(op: _Simple | _Conv | _Full, *tensors: Any) -> Tensor:
+    """Run an op on query, key, value and what its W depends on, None if on nothing."""
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         return _Differentiable.apply(op, *tensors)
-    return op.forward(False, *tensors)[0]
+    return op.forward(False, tensors)[0]
 
 
 class _Differentiable(torch.autograd.Function):
@@ -503,7 +477,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, op: _Simple | _Conv | _Full, *tensors: Any) -> Tensor:
-        output, saved = op.forward(True, *tensors)
+        output, saved = op.forward(True, tensors)
         # The caller may write to a mask before the backward pass.
         masks = {name: getattr(op, name, None) for name in ('key_mask', 'pair_mask')}
         copies: dict[str, Any] = {k: x.clone() for k, x in masks.items() if x is not None}
@@ -527,7 +501,7 @@ class _Differentiable(torch.autograd.Function):
         # Hooks may return saved tensors with other strides.
         dense = [x if x is None else _dense(x) for x in (grad, *tensors)]
         saved = None if saved is None else saved.resolve_neg().contiguous()
-        return None, *ctx.op.backward(dense[0], saved, wanted, *dense[1:])
+        return None, *ctx.op.backward(dense[0], saved, wanted, dense[1:])
 
 
 def _check_hooks(x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
