@@ -104,13 +104,12 @@ def column_ranges(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """
     key = key.detach()
     smallest = None
-    # Without hidden keys a CPU saves a pass.
-    is_read_cheap = key.device.type == 'cpu' and key.numel() >= SMALLEST_READ
-    if is_read_cheap and not torch.compiler.is_compiling() and not replaying():
-        if not transformed():
-            smallest = key.amin(dim)
-            if not smallest.isfinite().all():
-                smallest = None
+    # The size is asked for last: in a graph it would bound the batch.
+    is_graph = torch.compiler.is_compiling() or replaying() or transformed()
+    if not is_graph and key.device.type == 'cpu' and key.numel() >= SMALLEST_READ:
+        smallest = key.amin(dim)  # without hidden keys a CPU saves a pass
+        if not smallest.isfinite().all():
+            smallest = None
     if smallest is None:
         visible = key.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
         smallest = visible.amin(dim)

@@ -5,7 +5,7 @@ import torch
 
 from aft_mm.layers import AFTConv, AFTDecay, AFTFull, AFTLocal, AFTSimple
 
-from ..helpers import nightly
+from ..helpers import each, nightly
 
 LAYERS = {
     'conv': lambda: AFTConv(12, num_heads=3, kernel_size=3, grid=(4, 5)),
@@ -41,3 +41,16 @@ def test_a_layer_is_exported_with_and_without_gradients(name):
                 torch.testing.assert_close(
                     graph(factor * x), layer(factor * x), atol=1e-5, rtol=1e-4
                 )
+
+
+@each('name', LAYERS)
+@torch.no_grad()
+def test_the_batch_may_be_dynamic(name):
+    layer = LAYERS[name]().eval()
+    batch = {0: torch.export.Dim('batch', min=2)}
+    program = torch.export.export(
+        layer, (torch.randn(2, 20, 12),), dynamic_shapes=(batch,), strict=True
+    )
+    for size in (3, 200):  # below and above the size from which a CPU reads values
+        x = torch.randn(size, 20, 12)
+        torch.testing.assert_close(program.module()(x), layer(x), atol=1e-5, rtol=1e-4)
