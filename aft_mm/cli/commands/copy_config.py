@@ -8,8 +8,7 @@ from mmengine.config import Config
 
 from aft_mm.config.finding import find_config, install_root
 from aft_mm.config.reading import READ, read_config
-from aft_mm.config.texts import literal
-from aft_mm.convert.data_licenses import assigned
+from aft_mm.config.texts import assigned, literal
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import check_suffix
 
