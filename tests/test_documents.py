@@ -27,6 +27,7 @@ from .test_deprecation import SCRIPTS
 HELD = {
     ('docs/configs.md', 2): 'test_guides: trains',
     ('docs/configs.md', 3): 'test_guides: trains',
+    **{('docs/other_data.md', index): 'test_guides' for index in range(5)},
     ('docs/tasks/dense_prediction.md', 0): 'test_dense_backbone, downstream/test_configs',
     ('docs/tasks/dense_prediction.md', 1): 'downstream/test_own_data: trains',
     ('docs/tasks/dense_prediction.md', 2): 'downstream/test_own_data: trains',

@@ -1,4 +1,4 @@
-"""The examples of docs/tasks/ do what the text says; their commands run in test_wheel.py."""
+"""The examples of docs/tasks/ and docs/other_data.md do what the text says; their commands run in test_wheel.py."""
 
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from PIL import Image
 from scipy.spatial import cKDTree
 
 from aft_mm.analysis.run_logs import read_scalars
+from aft_mm.cli.main import main
+from aft_mm.models import AFTViT
 
 from .documents import ROOT, blocks
 from .helpers import WITHOUT_WORKERS, save_picture
@@ -170,3 +172,79 @@ def test_guide_for_own_speech(guide):
     batch = model.data_preprocessor({key: [value] for key, value in sample.items()}, False)
     assert model(**batch, mode='loss')['loss'].isfinite()
     assert model.encoder.max_length == 800
+
+
+def other_data(index):
+    return blocks('docs/other_data.md', 'python')[index]
+
+
+def validations(config, epochs):
+    """Train with batches of 20; return the scalars of the validations, one after each epoch."""
+    options = (
+        f'train_dataloader.batch_size=20 train_cfg.val_interval=1 train_cfg.max_epochs={epochs}'
+    )
+    words = ['--work-dir', 'work', '--cfg-options', *options.split(), *WITHOUT_WORKERS]
+    main(['train', config, *words])
+    return [scalars for scalars in read_scalars('work') if 'loss' not in scalars]
+
+
+def test_several_labels_per_image_are_learned(here):
+    rng = np.random.default_rng(0)
+    lines = ['file,tags']
+    for index in range(100):
+        shown = rng.integers(0, 2, 3, dtype=np.uint8)
+        save_picture(f'tagged/images/{index}.png', np.full((64, 64, 3), 200 * shown))
+        tags = [tag for tag, there in zip(('red', 'green', 'blue'), shown, strict=True) if there]
+        lines.append(f'{index}.png,{";".join(tags)}')
+    Path('tagged/labels.csv').write_text('\n'.join(lines))
+    exec(other_data(0), {})
+    Path('tagged.py').write_text(other_data(1))
+    last = validations('tagged.py', 5)[-1]
+    assert min(last[f'multi-label/{name}'] for name in ('mAP', 'precision', 'recall')) > 95
+
+
+def test_a_rare_class_is_found(here):
+    """Without its weight, no image of it is found in these epochs."""
+    rng = np.random.default_rng(0)
+    for name, number in dict(bad=8, ok=90).items():
+        for index in range(number):
+            image = rng.integers(0, 200, (64, 64, 3))
+            image[16:48, 16:48] += 55 * (name == 'bad')
+            save_picture(f'photos/{name}/{index}.png', image)
+    main(['new', 'image-folder', 'photos'])
+    Path('rare.py').write_text(other_data(2))
+    recalls = [found['single-label/recall'] for found in validations('rare.py', 9)]
+    assert len(recalls) < 9 and max(recalls) == 100
+
+
+def test_windows_of_sensors_are_learned():
+    def sample(number):
+        labels = torch.randint(2, (number,))
+        windows = [torch.randn(int(length), 6) for length in torch.randint(20, 61, (number,))]
+        for window, label in zip(windows, labels, strict=True):
+            window[:, 0] += 2 * label * torch.sin(torch.arange(len(window)) * 0.8)
+        return dict(windows=windows, labels=labels)
+
+    names = sample(300)
+    exec(other_data(3), names)
+    model, (windows, labels) = names['model'].eval(), sample(200).values()
+    with torch.no_grad():
+        scores = model(windows)
+        assert (scores.argmax(1) == labels).float().mean() > 0.95
+        for index in range(3):
+            assert torch.allclose(scores[index], model(windows[index : index + 1])[0], atol=1e-4)
+
+
+def test_a_number_per_image_is_learned(here):
+    mixer = dict(type='aft_mm.SoftmaxAttention', num_heads=6)
+    vit = AFTViT('small', 224, 14, token_mixer=mixer, with_cls_token=True)
+    state = {f'backbone.{name}': value for name, value in vit.state_dict().items()}
+    torch.save(dict(state_dict=state), 'vit.pth')
+    lines = ['file,y']
+    for index in range(20):
+        save_picture(f'measured/images/{index}.png', np.full((20, 30, 3), 40 + 10 * index))
+        lines.append(f'{index}.png,{index / 3:.2f}')
+    Path('measured/targets.csv').write_text('\n'.join(lines))
+    names = {}
+    exec(other_data(4), names)
+    assert names['error'] < 0.2 * (names['mean'] - names['y'])[~names['train']].abs().mean()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 
 import numpy as np
 import pytest
@@ -139,6 +140,17 @@ def test_parts_of_voc_are_folders_or_lists(here):
         path.write_text(lines)
     found = own_data.voc(here / 'data', 0.5, 0)
     assert found_files(found) == [['train/0.jpg', 'valid/2.jpg'], ['test/3.jpg']]
+
+
+def test_classes_in_two_unicode_forms_are_one(here):
+    """macOS decomposes the letters of names."""
+    for part, form in (('train', 'NFC'), ('val', 'NFD')):
+        label = unicodedata.normalize(form, 'Äpfel')
+        coco(here / f'data/{part}.json', [f'{part}.jpg'], [label])
+        save(here / f'data/{part}.jpg')
+        (here / f'data/{part}.xml').write_text(XML.format(name=f'{part}.jpg', label=label))
+    for inspect in (own_data.coco, own_data.voc):
+        assert inspect(here / 'data', 0.5, 0).counts == {'\xc4pfel': 2}
 
 
 def change(key, value, number=3):

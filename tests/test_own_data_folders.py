@@ -2,8 +2,10 @@
 
 import csv
 import os
+import re
 import shutil
 import sys
+import unicodedata
 from importlib.machinery import ModuleSpec
 from io import BytesIO
 from pathlib import Path
@@ -310,6 +312,66 @@ def test_folders_without_classes_are_refused(write_more, message, monkeypatch):
     write_more()
     stops(message, main, ['new', 'image-folder', 'photos'])
     assert not Path('photos.py').exists()
+
+
+LABELS = {
+    'labels.csv': 'file,class\n' + ''.join(f'{i}.jpg,{"ab"[i % 2]}\n' for i in range(40)),
+    # Decimals, in one file with decimal commas and a text of each image.
+    'y.csv': 'file,y\n' + ''.join(f'{i}.jpg,{1 + i / 7:.3f}\n' for i in range(40)),
+    'y.tsv': 'y\tfile\tname\n'
+    + ''.join(f'{1 + i / 7:.3f}\t{i}.jpg\tn{i}\n'.replace('.', ',', 1) for i in range(40)),
+    # Of classes with weights, and numbers of classes.
+    'both.csv': 'file,y,class\n' + ''.join(f'{i}.jpg,{1 + i / 7:.3f},{i % 3}\n' for i in range(40)),
+    'numbers.csv': 'file,class\n' + ''.join(f'{i}.jpg,{i % 4}.5\n' for i in range(40)),
+}
+
+
+@pytest.mark.parametrize(
+    ('images', 'path', 'table', 'advice'),
+    [
+        ('images', 'labels.csv', 'labels.csv', "labels of 'labels.csv'"),
+        ('images', 'labels/1.CSV', 'labels.csv', "labels of 'labels/1.CSV'"),
+        ('a/img', 'a/y.csv', 'y.csv', "'a/y.csv' holds numbers such as 1.000: no config learns"),
+        ('.', 'y.tsv', 'y.tsv', "'y.tsv' holds numbers such as 1,000: no config learns"),
+        ('train/images', 'train/both.csv', 'both.csv', "labels of 'train/both.csv'"),
+        ('images', 'numbers.csv', 'numbers.csv', "labels of 'numbers.csv'"),
+    ],
+)
+def test_a_table_of_labels_is_named_wherever_it_is(images, path, table, advice):
+    write(*(f'photos/{images}/{index}.jpg' for index in range(3)))
+    write('photos/sidecar.json', 'photos/.hidden/labels.csv', content=b'{}')
+    write(f'photos/{path}', content=LABELS[table].encode('utf-16' if '/1' in path else 'utf-8'))
+    stops(f'{advice}.*docs/other_data.md', main, ['new', 'image-folder', 'photos'])
+    if images == 'images':
+        above = advice.replace("'labels", "'../labels").replace("'num", "'../num")
+        stops(above, main, ['new', 'image-folder', 'photos/images'])
+
+
+def test_a_class_in_two_unicode_forms_is_refused():
+    composed, decomposed = (unicodedata.normalize(form, 'Äpfel') for form in ('NFC', 'NFD'))
+    for root, (one, other) in {
+        'parts': ('train', 'val'),
+        'years': ('2023', '2024'),
+        'one': ('', ''),
+    }.items():
+        folder(f'{root}/{one}', [composed, 'dog'])
+        folder(f'{root}/{other}', [decomposed, 'dog'])
+        message = (
+            r"must have one Unicode form, got '(\\xc4|A\\u0308)pfel' in .* and '(\\xc4|A\\u0308)pf"
+        )
+        stops(message, main, ['new', 'image-folder', root])
+
+
+@pytest.mark.parametrize(
+    ('numbers', 'share'), [((45, 4, 4), 85), ((20, 4), 83), ((20, 20, 2), None), ((12, 4), None)]
+)
+def test_a_strong_imbalance_of_classes_is_named(numbers, share, capsys):
+    for name, number in zip('abc', numbers, strict=False):
+        folder('photos', [name], number)
+    main(['new', 'image-folder', 'photos'])
+    notes = [line for line in capsys.readouterr().out.splitlines() if 'imbalanced' in line]
+    expected = f"imbalanced classes: {share} % of the images are of 'a', .* class_weight"
+    assert [bool(re.match(expected, note)) for note in notes] == [True] * (share is not None)
 
 
 #: First bytes, endings, and the kind of the picture; images that are read have none.

@@ -1,6 +1,7 @@
 """Masks of the user: layouts, numbers, sizes and what is ignored."""
 
 import re
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,10 @@ def test_names_of_classes_are_found_with_the_masks(here):
         names = 'Pixel Value, Class\n0, background\n1, cat\n2, dog\n'
         Path(f'data/{part}/_classes.csv').write_text(names)
     assert list(own_data.masks(here / 'data', 0.2, 0).counts) == ['background', 'cat', 'dog']
+    for part, form in (('train', 'NFC'), ('valid', 'NFD')):  # macOS decomposes letters
+        text = unicodedata.normalize(form, names.replace('dog', 'Äpfel'))
+        Path(f'data/{part}/_classes.csv').write_text(text, encoding='utf-8')
+    assert [*own_data.masks(here / 'data', 0.2, 0).counts][2:] == ['\xc4pfel']
     Path('data/valid/_classes.csv').write_text(names.replace('cat', 'cow'))
     stops("_classes.csv' and '.*_classes.csv' must have the same", main, ['new', 'masks', 'data'])
 

@@ -109,9 +109,8 @@ def test_many_photos_are_larger_and_the_weights_arrive(
             ImageOps.mirror(Image.open(path)).save(path.with_name(f'm{path.name}'))
     monkeypatch.setattr(new, 'MANY', 10)
     main(['new', 'image-folder', 'photos', '--start', 'tiny'])
-    size, other = (64, '32 with fewer than 10') if mirrored else (32, '64 from 10')
-    shown = f'images are scaled to {size} px ({other} training photos per class'
-    shown += ')' if mirrored else ' on)'
+    size, number = (64, 'at least') if mirrored else (32, 'fewer than')
+    shown = f'images are scaled to {size} px: {number} 10 training photos per class'
     assert shown in capsys.readouterr().out.splitlines()
     main(['train', 'photos.py', '--work-dir', 'work'])
     (best,) = Path('work').glob('best_*.pth')

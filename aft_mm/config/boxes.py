@@ -13,7 +13,7 @@ from aft_mm.checks import described, is_int
 from aft_mm.errors import UnusableFile, UserError
 from aft_mm.images import image_size
 
-from .texts import read_json, read_lines
+from .texts import nfc, read_json, read_lines
 
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import ConfigDict
@@ -227,7 +227,7 @@ def read_voc(path: Path, as_mmdet: bool = False) -> Annotated:
     for number, item in enumerate(root.findall('object'), 1):
         label, corners = item.findtext('name') or '', item.find('bndbox')
         if not as_mmdet:
-            label = ' '.join(label.split())
+            label = nfc(' '.join(label.split()))
         difficult = ' '.join((item.findtext('difficult') or '').split()).lower()
         if as_mmdet and (
             not label

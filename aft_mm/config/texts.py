@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import unicodedata
 from collections.abc import Callable
 from copy import copy
 from io import StringIO
@@ -13,6 +14,11 @@ from aft_mm.errors import UserError
 
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import Config
+
+
+def nfc(text: str) -> str:
+    """Return a text with composed letters; macOS decomposes those of file names."""
+    return unicodedata.normalize('NFC', text)
 
 
 def read_text(path: str | Path) -> str:

@@ -183,14 +183,11 @@ def plan_training(args: argparse.Namespace, data: OwnData, start: Any, folder: P
 
 
 def size_of_photos(data: OwnData, size: int) -> tuple[int, str]:
-    """Return the size [px] of photos for a frozen backbone, and a note with the other one."""
-    limit = f'{MANY} training photos per class'
-    if data.parts['train'] / len(data.counts) >= MANY:
-        return (
-            SIZE_OF_MANY,
-            f'images are scaled to {SIZE_OF_MANY} px ({size} with fewer than {limit})',
-        )
-    return size, f'images are scaled to {size} px ({SIZE_OF_MANY} from {limit} on)'
+    """Return the size [px] of photos for a frozen backbone, and a note with the reason."""
+    is_many = data.parts['train'] / len(data.counts) >= MANY
+    size = SIZE_OF_MANY if is_many else size
+    number = 'at least' if is_many else 'fewer than'
+    return size, f'images are scaled to {size} px: {number} {MANY} training photos per class'
 
 
 def print_data(args: argparse.Namespace, data: OwnData, folder: Path) -> None:

@@ -19,7 +19,7 @@ from aft_mm.config.boxes import (
     read_voc,
     unused_reason,
 )
-from aft_mm.config.texts import literal, read_json
+from aft_mm.config.texts import literal, nfc, read_json
 from aft_mm.errors import UserError
 from aft_mm.images import IMAGE_SUFFIXES, check_name, is_hidden
 from aft_mm.progress import progress
@@ -189,7 +189,7 @@ def coco(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
                 continue
             raise UserError(f'annotations {str(path)!r} must hold images and boxes, got none')
         given = {category['id']: category['name'] for category in content.get('categories', ())}
-        names = {key: ' '.join(name.split()) for key, name in given.items()}
+        names = {key: nfc(' '.join(name.split())) for key, name in given.items()}
         classes.update(dict.fromkeys(names.values()))
         for name, number in Counter(names.values()).items():
             same = [given[key] for key in names if names[key] == name]

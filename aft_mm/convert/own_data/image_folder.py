@@ -1,12 +1,14 @@
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from math import log
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, NoReturn
 
-from aft_mm.config.texts import literal
+from aft_mm.config.texts import literal, nfc
 from aft_mm.errors import UserError
 from aft_mm.images import IMAGE_SUFFIXES, find_images, is_hidden, not_read
 
@@ -25,7 +27,13 @@ _UNLABELLED = '_unlabeled'
 # Folders of masks and boxes, which are no classes.
 _ANNOTATIONS = {'annotation', 'annotations', 'label', 'labels', 'mask', 'masks'}
 _ARCHIVES = ('.7z', '.gz', '.rar', '.tar', '.tgz', '.tm', '.zip')
-_TABLES = ('.csv', '.json', '.jsonl', '.parquet', '.tsv', '.xlsx')
+_TEXT_TABLES = ('.csv', '.tsv')
+_TABLES = (*_TEXT_TABLES, '.parquet', '.xlsx', '.json', '.jsonl')
+_DECIMAL = re.compile(r'[-+]?\d*[.,]\d+(e[-+]?\d+)?', re.I)
+# Rows of a table that are read, and different decimals in them above which they are no classes.
+_ROWS_READ, _MOST_CLASSES = 1000, 20
+# The largest class is that many times the median of the others in imbalanced data.
+_IMBALANCED = 5
 
 # Accuracy of 10 classes in percent, by photos of each: from random weights of the validation set and of other
 # photos (docs/results/photos_per_class.json), and from START of other photos (photos_from_start.json).
@@ -90,7 +98,7 @@ def image_folder(root: Path, share: float, seed: int, start: str | None = None) 
         notes.append(
             f'the {len(of_part["test"]):,} images of {parts["test"]}/ are for `aft_mm test` only'
         )
-    notes += _expectation(counts, start)
+    notes += [*_imbalance(counts, start), *_expectation(counts, start)]
     return OwnData(
         about=[f'{counts.total():,} images of {len(counts)} classes, {sizes}'],
         counts=counts,
@@ -110,6 +118,22 @@ def image_folder(root: Path, share: float, seed: int, start: str | None = None) 
         notes=notes,
         given=given,
     )
+
+
+def _imbalance(counts: Mapping[str, int], start: str | None) -> Iterator[str]:
+    number, label = max((number, label) for label, number in counts.items())
+    others = [counts[other] for other in counts if other != label]
+    if number >= _IMBALANCED * median(others):
+        advice = (
+            'set head.loss to a CrossEntropyLoss with class_weight, and'
+            if start is None
+            else 'the head weights all classes alike;'
+        )
+        yield (
+            f'imbalanced classes: {100 * number / sum(counts.values()):.0f} % of the images are of '
+            f'{label!r}, which is the accuracy of a model that finds no other; {advice} check the '
+            'recall of each class (docs/other_data.md)'
+        )
 
 
 def _expectation(counts: Mapping[str, int], start: str | None) -> Iterator[str]:
@@ -232,16 +256,9 @@ def _labelled(
     notes: list[str],
 ) -> Iterator[Labelled]:
     if '' in classes:
-        tables = sorted(
-            path.name
-            for folder in {root, root / inside}
-            for path in folder.iterdir()
-            if path.suffix.lower() in _TABLES
-        )
-        labels = f'; sort the images into folders by the labels of {tables[0]!r}' if tables else ''
-        _refuse(root / inside, f'the image {classes[""][0][len(inside) :]!r}{labels}')
+        _refuse(root / inside, f'the image {classes[""][0][len(inside) :]!r}{_table_advice(root)}')
     inner = {name: _folders(files, f'{inside}{name}/', others) for name, files in classes.items()}
-    shared, *more = {frozenset(folders) for folders in inner.values()}
+    shared, *more = {frozenset(map(nfc, folders)) for folders in inner.values()}
     if len(classes) > 1 and len(shared) > 1 and not more and '' not in shared:
         names, found = ', '.join(list(classes)[:3]), ', '.join(sorted(shared)[:5])
         if _ANNOTATIONS.intersection(map(str.lower, shared)):
@@ -267,6 +284,52 @@ def _labelled(
         notes.append(f'{inside}{empty[0]}/ holds no image and is no class')
 
 
+def _table_advice(root: Path) -> str:
+    """Return what to do with a table of labels in or next to the folder of the images, '' without."""
+    paths = [*root.rglob('*')]
+    if root.name.lower() in IMAGES:
+        paths += [*root.parent.glob('*'), *root.parent.glob('[Ll]abel*/*')]
+    tables = [
+        ('.json' in path.suffix.lower(), inside.count('/'), inside)
+        for path in paths
+        if path.suffix.lower() in _TABLES and path.is_file()
+        for inside in [os.path.relpath(path, root)]
+        if not any(is_hidden(name) for name in inside.split('/') if name != '..')
+    ]
+    if not tables:
+        return ''
+    *_, table = min(tables)
+    number = _decimal_in(root / table)
+    if number:
+        return (
+            f'; {table!r} holds numbers such as {number}: no config learns a number per image, see '
+            'docs/other_data.md'
+        )
+    return (
+        f'; sort the images into folders by the labels of {table!r}, or see docs/other_data.md if '
+        'an image has several'
+    )
+
+
+def _decimal_in(path: Path) -> str:
+    """Return the first decimal of a table that holds decimals and no column of classes, else ''."""
+    if path.suffix.lower() not in _TEXT_TABLES:
+        return ''
+    with path.open(encoding='utf-8-sig', errors='replace') as file:
+        lines = [line for line in islice(file, _ROWS_READ) if line.strip()]
+    mark = max('\t;,', key=lambda mark: lines[0].count(mark)) if lines else ','
+    rows = [[cell.strip(' "\n') for cell in line.split(mark)] for line in lines[1:]]
+    first = ''
+    for column in zip(*rows, strict=False):
+        decimals = [cell for cell in column if _DECIMAL.fullmatch(cell)]
+        kinds = len(set(column))
+        if len(decimals) > len(rows) / 2 and kinds > min(_MOST_CLASSES, len(rows) / 2):
+            first = first or decimals[0]
+        elif 1 < kinds <= len(rows) / 2:
+            return ''
+    return first
+
+
 def _check_classes(
     root: Path, images: Sequence[Labelled], parts: Mapping[str, str], others: Mapping[str, str]
 ) -> None:
@@ -281,12 +344,22 @@ def _check_classes(
                 f'class {image.label!r} of {str(root)!r} must hold images that are read; '
                 + not_read({path: others[path] for path in ours})
             )
+    forms: dict[str, Labelled] = {}
+    for image in images:
+        other = forms.setdefault(nfc(image.label), image)
+        if other.label != image.label:
+            raise UserError(
+                f'class {image.label!r} of {str(root)!r} must have one Unicode form, got '
+                f'{ascii(other.label)} in {other.path!r} and {ascii(image.label)} in {image.path!r}; '
+                'rename one of the folders'
+            )
     trained = found.get('train') or found.get('all') or set()
     for part, labels in {'train': trained, **found}.items():
         if len(labels) < 2 and part != 'test':
             folder = root / parts.get('train' if part == 'all' else part, '')
             raise UserError(
-                f'folder {str(folder)!r} must hold at least 2 classes, got {", ".join(map(repr, labels))}'
+                f'folder {str(folder)!r} must hold at least 2 classes, got '
+                f'{", ".join(map(repr, labels))}{_table_advice(root)}'
             )
         differing = sorted(labels - trained if part == 'test' else labels ^ trained)
         if differing:

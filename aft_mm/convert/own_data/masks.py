@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aft_mm.checks import counted
 from aft_mm.config.masks import IGNORED, Mask, differing_palettes, read_mask
-from aft_mm.config.texts import literal
+from aft_mm.config.texts import literal, nfc
 from aft_mm.errors import UserError
 from aft_mm.images import is_hidden, list_images
 from aft_mm.progress import progress
@@ -275,7 +275,7 @@ def class_names(root: Path, parts: Mapping[str, Pairs]) -> tuple[Path, list[str]
 
 
 def _names(path: Path) -> list[str]:
-    lines = filled_lines(path)
+    lines = [*map(nfc, filled_lines(path))]
     if path.suffix == '.txt':
         return [name or colour for colour, name in map(split_colour, lines)]
     # Roboflow's: a header, then rows such as "1, cat".
