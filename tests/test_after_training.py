@@ -19,7 +19,7 @@ from aft_mm.analysis.confusion_matrix import draw_confusion
 from aft_mm.analysis.plot_cam import draw_cams
 from aft_mm.analysis.plot_curves import draw_curves
 from aft_mm.analysis.plot_features import draw_features
-from aft_mm.analysis.training_summary import listed, summarize, weakest
+from aft_mm.analysis.training_summary import listed, summarize, weakest, wilson_interval
 from aft_mm.apis import ImageClassifier, ImagePredictor
 from aft_mm.apis.images import draw_inside
 from aft_mm.cli.main import main
@@ -29,7 +29,7 @@ from aft_mm.visualization import draw_alignment
 from aft_mm.visualization.figures import literal_text
 
 from .errors import stops
-from .helpers import ROOT
+from .helpers import ROOT, save_picture
 from .test_adversarial.test_exact_resume import write_frames
 
 RNG = np.random.default_rng(0)
@@ -108,7 +108,9 @@ def test_an_accuracy_of_the_commonest_class_is_no_result():
 def test_few_validated_samples_give_no_advice(number):
     for values in ([0.0] * 8, UP_AND_DOWN, UP_AND_DOWN[::-1]):
         found = summarize(log(values, FALLING), ACCURACY, number, commonest=50.0)
-        assert found.step == '' and list(found.sentences) == ['validated']
+        low = wilson_interval(max(values), number)[0]
+        assert found.step == '' and ('chance' in found.sentences) == (low <= 50.0)
+        assert found.sentences.keys() <= {'validated', 'chance'}
         assert found.sentences['validated'].endswith(' %; so few say almost nothing')
     assert summarize(log([0.0] * 6), ACCURACY, 20, commonest=50.0).step == 'look'
 
@@ -463,3 +465,46 @@ def test_weak_classes_and_the_best_score_are_named(
         'is not a classifier .*aft_mm test', tool('plot confusion').main, [*words, '--out', 'a.png']
     )
     stops('is not a classifier', tool('plot features').main, [*words, '--out', 'a.png'])
+
+
+ML_CONFIG = """_base_ = 'aft_mm::own_data/aft-conv-mini-h96-k7_1xb50-40e_image-folder-64px'
+mixer = dict(num_heads=8, kernel_size=3)
+arch = dict(embed_dims=16, num_layers=1, mlp_ratio=2)
+head = dict(_delete_=True, type='MultiLabelLinearClsHead', num_classes=3, in_channels=16)
+model = dict(backbone=dict(arch=arch, token_mixer=mixer), head=head)
+data_preprocessor = dict(num_classes=3, to_onehot=True)
+pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
+data = dict(_delete_=True, type='MultiLabelDataset', ann_file='images.json', pipeline=pipeline)
+loader = dict(num_workers=0, persistent_workers=False, dataset=data)
+train_dataloader = dict(batch_size=3, **loader)
+val_dataloader = loader
+test_dataloader = loader
+val_evaluator = dict(_delete_=True, type='AveragePrecision')
+test_evaluator = val_evaluator
+train_cfg = dict(max_epochs=1, val_interval=1)
+default_hooks = dict(checkpoint=dict(save_best='multi-label/mAP', rule='greater'))
+"""
+
+
+def test_a_classifier_of_several_labels_has_no_confusions(here, capfd):
+    labels = [[0], [1], [0, 1], [1, 2], [2], [0, 2]]
+    for number in range(len(labels)):
+        save_picture(f'{number}.png', RNG.integers(0, 256, (64, 64, 3)))
+    samples = [dict(img_path=f'{i}.png', gt_label=classes) for i, classes in enumerate(labels)]
+    data = dict(metainfo=dict(classes=['a', 'b', 'c']), data_list=samples)
+    (here / 'images.json').write_text(json.dumps(data))
+    (here / 'many.py').write_text(ML_CONFIG)
+    main(['train', 'many.py', '--work-dir', 'work'])
+    shown = capfd.readouterr().out
+    assert 'next       aft_mm predict many.py' in shown and '\nconfusion' not in shown
+    (best,) = here.glob('work/best_*.pth')
+    # A head that trains on one class reads the same data.
+    linear = "dict(type='LinearClsHead', num_classes=3, in_channels=16)"
+    (here / 'one.py').write_text(
+        f"_base_ = 'many.py'\nmodel = dict(head=dict(_delete_=True, **{linear}))\n"
+    )
+    many = 'many.py must be a classifier with one class per image, got one with MultiLabelLinear'
+    one = "the images must have one class each, got 2 of '.*2.png'"
+    for message, config in ((many, 'many.py'), (one, 'one.py')):
+        for kind in ('confusion', 'features'):
+            stops(message, main, ['plot', kind, config, str(best), '--out', 'a.png'])

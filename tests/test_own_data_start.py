@@ -188,6 +188,41 @@ def test_a_backbone_that_learns_is_refused(photos, start):
     stops(message, main, ['train', 'photos.py', *options])
 
 
+@pytest.mark.parametrize('kind', ['EMAHook', 'mmengine.EMAHook'])
+def test_an_average_of_the_weights_is_refused(photos, start, kind):
+    """The average would be saved and validated without the head."""
+    main(['new', 'image-folder', 'photos', '--start', 'start.pth'])
+    hooks = [dict(type='aft_mm.DiscriminantHeadHook'), dict(type=kind, begin_epoch=1)]
+    Path('mean.py').write_text(f"_base_ = 'photos.py'\ncustom_hooks = {hooks}\n")
+    stops('custom_hooks must have no EMAHook with DiscriminantHeadHook', main, ['train', 'mean.py'])
+
+
+def test_settings_of_the_loss_are_named_and_checked(photos, start, capfd):
+    main(['new', 'image-folder', 'photos', '--start', 'start.pth'])
+
+    def train(work, *options):
+        options = [f'model.head.{option}' for option in options] or ['log_level=INFO']
+        main(['train', 'photos.py', '--work-dir', work, '--cfg-options', *options])
+        state = torch.load(f'{work}/epoch_1.pth', weights_only=True)['state_dict']
+        lines = ''.join(capfd.readouterr()).splitlines()
+        return state['head.fc.weight'], [line for line in lines if 'not use model.head' in line]
+
+    expected, warnings = train('plain')
+    assert not warnings
+    for options, found in (
+        (['loss.class_weight=[0.1,1,2]'], r'CrossEntropyLoss\(class_weight=\[0\.1, 1, 2\]\)'),
+        (['loss.type=LabelSmoothLoss', 'loss.label_smooth_val=0.1'], r'LabelSmoothLoss\(\)'),
+    ):
+        weight, (warning,) = train('other', *options)
+        assert re.search(f'got {found}; all classes count the same', warning)
+        torch.testing.assert_close(weight, expected)
+    message = (
+        'class_weight of CrossEntropyLoss in model.head must have 3 values, one per class, got 2'
+    )
+    stops(message, train, 'wrong', 'loss.class_weight=[1,2]')
+    stops('needs a model with a linear head', train, 'many', 'type=MultiLabelLinearClsHead')
+
+
 def test_the_head_is_that_of_scikit_learn(photos, start):
     """Of the images and their mirror images, in several batches; classes count the same."""
     for path in sorted(Path('photos/red').iterdir())[:4]:

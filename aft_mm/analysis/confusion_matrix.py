@@ -20,8 +20,9 @@ from .browse_dataset import draw_titled_images
 from .networks import (
     Network,
     build_dataset,
-    check_classifier,
+    check_one_label,
     class_names,
+    label_of,
     load_network,
     network_inputs,
     shown_image,
@@ -93,7 +94,7 @@ def predict(network: Network, dataset: Any, batch_size: int) -> tuple[np.ndarray
         with torch.no_grad():
             logits = network.model(network_inputs(network.model, samples))
         probabilities.append(logits.double().softmax(1).numpy())
-        labels += [int(sample['data_samples'].gt_label) for sample in samples]
+        labels += [label_of(sample) for sample in samples]
     return np.concatenate(probabilities), np.array(labels)
 
 
@@ -120,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
         network = load_network(args.network, args.checkpoint)
         segments = network.config is not None and network.config.default_scope == 'mmseg'
         if not segments:
-            check_classifier(network, args.network)
+            check_one_label(network, args.network)
         elif args.mistakes:
             raise UserError('--mistakes is for classifiers, got a segmentor')
         dataset = build_dataset(network.config, args.split)

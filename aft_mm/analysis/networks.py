@@ -23,6 +23,7 @@ from aft_mm.apis.loading import find_model_config
 from aft_mm.checks import check_int, refuse
 from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data
+from aft_mm.engine.runner import bases_of
 from aft_mm.errors import UserError
 from aft_mm.hosts import quiet_pycocotools
 from aft_mm.images import read_image, read_rgb
@@ -171,6 +172,29 @@ def check_classifier(network: Network, name: str) -> None:
             f'{name} is not a classifier of mmpretrain; of a detector or segmentor `aft_mm test` '
             'names the weakest classes, and `aft_mm predict` makes pictures'
         )
+
+
+def has_one_label(model: Any) -> bool:
+    """Return whether a classifier gives an image one class."""
+    return not {'MultiLabelClsHead', 'MultiTaskHead'} & bases_of(getattr(model, 'head', None))
+
+
+def check_one_label(network: Network, name: str) -> None:
+    check_classifier(network, name)
+    if not has_one_label(network.model):
+        kind = type(network.model.head).__name__
+        raise UserError(
+            f'{name} must be a classifier with one class per image, got one with {kind}'
+        )
+
+
+def label_of(sample: dict) -> int:
+    """Return the class of a packed sample."""
+    labels = sample['data_samples'].gt_label
+    if len(labels) != 1:
+        path = sample['data_samples'].get('img_path')
+        raise UserError(f'the images must have one class each, got {len(labels)} of {path!r}')
+    return int(labels)
 
 
 def num_prefix_tokens(backbone: nn.Module) -> int:

@@ -14,8 +14,10 @@ from . import footer
 from .networks import (
     batches_of,
     build_dataset,
+    check_one_label,
     class_names,
-    load_classifier,
+    label_of,
+    load_network,
     spread_samples,
 )
 
@@ -61,13 +63,14 @@ def neighbour_share(features: torch.Tensor, labels: np.ndarray) -> float:
 
 def run(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
-        network = load_classifier(args.network, args.checkpoint)
+        network = load_network(args.network, args.checkpoint)
+        check_one_label(network, args.network)
         assert network.config is not None
         head = network.model.head
         dataset = build_dataset(network.config)
         samples = spread_samples(dataset, args.num)
         perplexity = min(30, len(samples) / 3)
-        labels = np.array([int(sample['data_samples'].gt_label) for sample in samples])
+        labels = np.array([label_of(sample) for sample in samples])
         with torch.no_grad():
             extract = network.model.extract_feat
             batches = batches_of(network.model, samples, BATCH)

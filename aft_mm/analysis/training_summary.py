@@ -64,12 +64,12 @@ def summarize(
         low, high = wilson_interval(best, number)
         noise = (high - low) / 2
         sentences['validated'] += f': 95 % interval {low:.1f} to {high:.1f} %'
-        if number < FEWEST_VALIDATED:
-            sentences['validated'] += '; so few say almost nothing'
-            return Summary(sentences, '')
         if metric.endswith('top1') and low <= commonest:
             sentences['chance'] = f'the commonest class alone gives {commonest:.1f} %'
             step = 'look'
+        if number < FEWEST_VALIDATED:
+            sentences['validated'] += '; so few say almost nothing'
+            return Summary(sentences, '')
     if len(looks) > 1:
         sentences['validated'] += (
             f'; the best of {len(looks)} validations, so expect worse on other data'

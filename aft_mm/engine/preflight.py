@@ -23,16 +23,12 @@ from .hooks.checkpointing import difference
 from .hooks.pictures import SampleVisualizationHook
 from .hooks.resume import random_state, set_random_state
 from .hooks.training import RegularizationHook, penalised_layers
-from .runner import task_model
+from .runner import bases_of, task_model
 
 #: Base classes of mmdet whose modules place boxes on maps by strides.
 STRIDED = {'BaseDenseHead', 'BaseMaskHead', 'BaseRoIExtractor'}
 #: Cells by which a level may differ: each halving rounds up or down.
 MOST_CELLS = 2
-
-
-def bases_of(part: nn.Module) -> set[str]:
-    return {base.__name__ for base in type(part).__mro__}
 
 
 def declared_strides(part: nn.Module) -> list[tuple[float, float]]:
@@ -320,6 +316,42 @@ def check_num_classes(model: torch.nn.Module, dataset: Any, split: str) -> None:
             )
 
 
+def score_count(head: Any) -> int:
+    """Return the number of scores of a head: many of mmdet have one for the background, too."""
+    for layer in ('fc_cls', 'cls_embed'):
+        if isinstance(number := getattr(getattr(head, layer, None), 'out_features', None), int):
+            return number
+    if 'BaseDecodeHead' in bases_of(head):
+        return int(head.out_channels) + hasattr(head, 'match_masks')  # of SAN
+    return int(getattr(head, 'cls_out_channels', head.num_classes))
+
+
+def check_class_weights(config: Config, runner: Runner) -> None:
+    """Refuse weights in the loss of a head that are not one for each score."""
+    parts = dict(task_model(runner).named_modules())
+    heads = [
+        name
+        for name, part in parts.items()
+        if isinstance(getattr(part, 'num_classes', None), int)
+        and not type(part).__name__.endswith('Loss')
+    ]
+    for name, loss in parts.items():
+        head = next((head for head in reversed(heads) if name.startswith(f'{head}.')), None)
+        if head is None or getattr(loss, 'use_mask', False):  # which weighs pixels
+            continue
+        number = score_count(parts[head])
+        background = ' and one for the background' if number > parts[head].num_classes else ''
+        for key in ('class_weight', 'pos_weight'):
+            weights: Any = getattr(loss, key, None)
+            given = np.shape(weights)
+            is_one = given == (1,) and getattr(loss, 'use_sigmoid', False)
+            if given and given != (number,) and not is_one:
+                raise UserError(
+                    f'{key} of {type(loss).__name__} in model.{head} must have {number} values, one '
+                    f'per class{background}, got {given[0]}'
+                )
+
+
 def check_topk(model: torch.nn.Module, evaluator: Any, split: str) -> None:
     number = getattr(getattr(model, 'head', None), 'num_classes', None)
     for metric in evaluator.metrics:
@@ -451,6 +483,7 @@ TRAIN_CHECKS: Sequence[Check] = (
     check_causal,
     build_optimizer,
     check_classes,
+    check_class_weights,
     check_overlap,
     check_batch,
     check_schedule,

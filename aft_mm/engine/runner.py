@@ -355,6 +355,10 @@ def task_model(runner: Runner) -> Any:
     return model
 
 
+def bases_of(part: Any) -> set[str]:
+    return {base.__name__ for base in type(part).__mro__}
+
+
 class ConsoleRunner(Runner):
     """mmengine's Runner with a short console log, unless ``log_level='DEBUG'``."""
 

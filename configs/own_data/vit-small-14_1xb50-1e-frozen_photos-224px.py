@@ -24,7 +24,12 @@ model = dict(
         init_cfg=dict(type='Pretrained', checkpoint='vit-small-14.pth', prefix='backbone'),
     ),
     neck=dict(type='aft_mm.LayerConcat', in_channels=384),
-    head=dict(type='LinearClsHead', num_classes=num_classes, in_channels=4 * 384),
+    head=dict(
+        type='LinearClsHead',
+        num_classes=num_classes,
+        in_channels=4 * 384,
+        loss=dict(type='CrossEntropyLoss'),
+    ),
 )
 data_preprocessor = dict(num_classes=num_classes)
 

@@ -1,6 +1,7 @@
-"""Maps whose strides are not those that a detector declares, refused in the first pass."""
+"""Maps and class weights that do not fit the heads of a detector or segmentor are refused."""
 
 import copy
+import functools
 import itertools
 from types import SimpleNamespace
 
@@ -11,9 +12,16 @@ from mmdet.structures import DetDataSample
 from mmdet.structures.mask import BitmapMasks
 from mmengine.hub import get_config
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.structures import InstanceData
+from mmengine.structures import InstanceData, PixelData
+from mmseg.structures import SegDataSample
 
-from aft_mm.engine.preflight import TRAIN_CHECKS, check_strides, check_widths, declared_strides
+from aft_mm.engine.preflight import (
+    TRAIN_CHECKS,
+    check_class_weights,
+    check_strides,
+    check_widths,
+    declared_strides,
+)
 
 from ..all_configs import configs_of, load_config
 from ..errors import refuses_input
@@ -21,6 +29,7 @@ from ..helpers import each, nightly
 
 RETINANET = 'retinanet-aft-conv-mini_1xb4-24e_bccd'
 MASK_RCNN = 'mask-rcnn-aft-conv-mini_1xb4-160e-person_coco-mini'
+UPERNET = 'upernet-aft-conv-mini_1xb4-1200i_camvid'
 SIZES = (96, 130), (61, 47), (64, 200)
 
 
@@ -115,12 +124,60 @@ def test_levels_of_our_neck_that_the_head_does_not_declare(settings, found):
     ],
 )
 def test_parts_of_a_segmentor_with_other_numbers_of_maps(part, settings, message):
-    config = load_config(configs_of('segmentation')['upernet-aft-conv-mini_1xb4-1200i_camvid'])
+    config = load_config(configs_of('segmentation')[UPERNET])
     init_default_scope(config.default_scope)
     model = copy.deepcopy(config.model)
     check_widths(None, SimpleNamespace(model=MODELS.build(copy.deepcopy(model))))
     model[part].update(settings)
     refuses_input(message, check_widths, None, SimpleNamespace(model=MODELS.build(model)))
+
+
+def train_segmentor(model):
+    """Without padding: with class weights, mmseg fails at a pixel without a class."""
+    sample = SegDataSample(metainfo=dict(img_shape=(64, 64)))
+    sample.gt_sem_seg = PixelData(data=torch.randint(2, (1, 64, 64)))
+    return model.loss(torch.ones(1, 4, 64, 64), [sample])
+
+
+ONE_CHANNEL = dict(num_classes=2, out_channels=1, threshold=0.5)
+
+
+@each(
+    'task, name, head, settings, right',
+    [
+        ('detection', RETINANET, 'bbox_head', dict(loss_cls=dict(use_sigmoid=True)), {1, 3}),
+        ('detection', RETINANET, 'bbox_head', dict(loss_cls=dict(use_sigmoid=False)), {4}),
+        ('detection', MASK_RCNN, 'roi_head.bbox_head', dict(num_classes=3), {4}),
+        ('segmentation', UPERNET, 'decode_head', dict(num_classes=3), {3}),
+        ('segmentation', UPERNET, 'auxiliary_head', ONE_CHANNEL, {1}),
+    ],
+)
+def test_class_weights_are_refused_where_the_host_cannot_use_them(
+    task, name, head, settings, right
+):
+    config = load_config(configs_of(task)[name])
+    init_default_scope(config.default_scope)
+    model, loss = copy.deepcopy(config.model), 'loss_cls' if task == 'detection' else 'loss_decode'
+    part = model
+    for key in head.split('.'):
+        part = part[key]
+    part.update(copy.deepcopy(settings))
+    part[loss] = dict(type='CrossEntropyLoss', **settings.get(loss, {}))
+    if 'out_channels' in settings:
+        part[loss].update(use_sigmoid=True)
+    torch.manual_seed(0)
+    model = MODELS.build(model).eval()  # one image is too few for the batch norms of mmseg
+    assert check_class_weights in TRAIN_CHECKS
+    for number in (1, 2, 3, 4, 5):
+        model.get_submodule(f'{head}.{loss}').class_weight = [0.5] * number
+        check = functools.partial(check_class_weights, None, SimpleNamespace(model=model))
+        lose = functools.partial(train if task == 'detection' else train_segmentor, model)
+        if number in right:
+            check(), lose()
+            continue
+        refuses_input(f'in model.{head} must have {max(right)} values, one per class', check)
+        with pytest.raises(RuntimeError):
+            lose()
 
 
 @each('head', ['FCOSHead', 'ATSSHead', 'RepPointsHead', 'YOLOXHead'])

@@ -16,6 +16,7 @@ from mmengine.hooks import CheckpointHook
 from mmengine.runner import IterBasedTrainLoop, Runner
 
 from aft_mm.analysis.collect_runs import origin
+from aft_mm.analysis.networks import has_one_label
 from aft_mm.analysis.run_logs import read_scalars, trained, validated_metrics
 from aft_mm.analysis.training_summary import SHARES, Summary, class_lines, summarize
 from aft_mm.checkpoint import load_from_local
@@ -38,6 +39,7 @@ from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.engine.by_class import add_by_class
 from aft_mm.engine.preflight import TRAIN_CHECKS, check_start, check_torchvision, choose_checkpoint
 from aft_mm.engine.run_guard import FILE_ONLY, Run, without_options
+from aft_mm.engine.runner import task_model
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
 from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
@@ -181,7 +183,8 @@ def report(runner: Runner, args: argparse.Namespace, stopped: bool = False) -> N
     if not stopped:
         if len(losses) > 1 or sum('iter' not in record for record in records) > 1:  # else a dot
             lines['curves'] = plot('curves', *curves, out=f'{runner.work_dir}/curves.png')
-        if scope == 'mmpretrain' and runner.val_loop is not None:
+        classifies = scope == 'mmpretrain' and has_one_label(task_model(runner))
+        if classifies and runner.val_loop is not None:
             if len(runner.val_loop.dataloader.dataset) <= MOST_CLASSIFIED:
                 lines['confusion'] = plot(
                     *('confusion', whole_config(runner), checkpoint, '--split', 'val'),

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from mmengine.dist import all_reduce
-from mmengine.hooks import Hook
+from mmengine.hooks import EMAHook, Hook
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
@@ -13,9 +13,11 @@ from aft_mm.checks import check_number, check_text
 from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 
-from ..runner import task_model
+from ..runner import bases_of, task_model
 
 MAX_GRAPHS = 2**20  # in effect no limit
+#: Arguments of mmpretrain's CrossEntropyLoss that change what is learned.
+LOSS_SETTINGS = ('use_sigmoid', 'use_soft', 'class_weight', 'pos_weight')
 
 
 @HOOKS.register_module()
@@ -79,14 +81,15 @@ class DiscriminantHeadHook(Hook):
 
     ``W = k (T + p tr(T) / N)⁻¹ (μ − m) / C`` and ``b = −W m`` for the means μ of C classes, their
     mean m, and the covariance T of the features of N images, their mirror images among them. All
-    classes count the same.
+    classes count the same; ``head.loss`` is not used.
 
     Args:
         penalty: p, above 0.
         scale: Factor k of the scores, which decides how sure the probabilities are.
 
     Raises:
-        UserError: The model has no ``head.fc``, or a layer before it is trained.
+        UserError: The model has no ``head.fc``, or several labels per image; a layer before it is
+            trained, or an EMAHook averages the weights.
     """
 
     def __init__(self, penalty: float = 0.3, scale: float = 10.0) -> None:
@@ -99,8 +102,9 @@ class DiscriminantHeadHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         model = task_model(runner)
-        layer = getattr(getattr(model, 'head', None), 'fc', None)
-        if not isinstance(layer, nn.Linear):
+        head: Any = getattr(model, 'head', None)
+        layer = getattr(head, 'fc', None)
+        if not isinstance(layer, nn.Linear) or 'ClsHead' not in bases_of(head):
             raise UserError(
                 'DiscriminantHeadHook needs a model with a linear head such as LinearClsHead'
             )
@@ -110,6 +114,19 @@ class DiscriminantHeadHook(Hook):
             raise UserError(
                 'DiscriminantHeadHook needs a frozen backbone, such as AFTViT with frozen_stages of all '
                 f'layers, but {other} is trained'
+            )
+        if any(isinstance(hook, EMAHook) for hook in runner.hooks):
+            raise UserError(
+                'custom_hooks must have no EMAHook with DiscriminantHeadHook, which sets the head of '
+                'the model and not that of the average'
+            )
+        loss = head.loss_module
+        settings = [name for name in LOSS_SETTINGS if getattr(loss, name, None)]
+        if settings or type(loss).__name__ != 'CrossEntropyLoss':
+            used = ', '.join(f'{name}={getattr(loss, name)}' for name in settings)
+            runner.logger.warning(
+                'DiscriminantHeadHook does not use model.head.loss, got '
+                f'{type(loss).__name__}({used}); all classes count the same'
             )
         layer.register_forward_pre_hook(lambda layer, inputs: self.features.append(inputs[0]))
 
