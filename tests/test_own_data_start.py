@@ -189,6 +189,22 @@ def test_a_backbone_that_learns_is_refused(photos, start):
     stops(message, main, ['train', 'photos.py', *options])
 
 
+def test_several_labels_are_refused(photos, start):
+    main(['new', 'image-folder', 'photos', '--start', 'start.pth'])
+    rows = [dict(img_path=str(path), gt_label=[0, 1]) for path in Path('photos').rglob('*.png')]
+    labels = dict(metainfo=dict(classes=['blue', 'green', 'red']), data_list=rows)
+    Path('labels.json').write_text(json.dumps(labels))
+    Path('several.py').write_text(
+        "_base_ = 'photos.py'\ntrain_dataloader = dict(dataset=dict(_delete_=True, "
+        "type='MultiLabelDataset', ann_file='labels.json', pipeline={{_base_.train_dataloader."
+        'dataset.pipeline}}))\n'
+        "model = dict(head=dict(_delete_=True, type='MultiLabelLinearClsHead', num_classes=3, "
+        'in_channels={{_base_.model.head.in_channels}}))\n'
+    )
+    message = 'DiscriminantHeadHook needs one label per image, got several or none'
+    stops(message, main, ['train', 'several.py'])
+
+
 def test_the_head_is_that_of_scikit_learn(photos, start):
     """Of the images and their mirror images, in several batches; classes count the same."""
     for path in sorted(Path('photos/red').iterdir())[:4]:

@@ -21,6 +21,7 @@ from .networks import (
     Network,
     build_dataset,
     check_classifier,
+    check_one_label,
     class_names,
     load_network,
     network_inputs,
@@ -121,6 +122,7 @@ def run(args: argparse.Namespace) -> None:
         segments = network.config is not None and network.config.default_scope == 'mmseg'
         if not segments:
             check_classifier(network, args.network)
+            check_one_label(network, args.network)
         elif args.mistakes:
             raise UserError('--mistakes is for classifiers, got a segmentor')
         dataset = build_dataset(network.config, args.split)

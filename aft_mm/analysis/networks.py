@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from aft_mm.apis import load_model
-from aft_mm.apis.images import takes_bgr
+from aft_mm.apis.images import label_rule, takes_bgr
 from aft_mm.apis.loading import find_model_config
 from aft_mm.checks import check_int, refuse
 from aft_mm.config.finding import check_checkpoint
@@ -170,6 +170,15 @@ def check_classifier(network: Network, name: str) -> None:
         raise UserError(
             f'{name} is not a classifier of mmpretrain; of a detector or segmentor `aft_mm test` '
             'names the weakest classes, and `aft_mm predict` makes pictures'
+        )
+
+
+def check_one_label(network: Network, name: str) -> None:
+    if label_rule(network.model):
+        raise UserError(
+            f'{name} must be a classifier with one label per image, got the multi-label '
+            f'{type(network.model.head).__name__}; `aft_mm test` has numbers of each class with '
+            'MultiLabelMetric(average=None)'
         )
 
 

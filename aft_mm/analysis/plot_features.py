@@ -14,6 +14,7 @@ from . import footer
 from .networks import (
     batches_of,
     build_dataset,
+    check_one_label,
     class_names,
     load_classifier,
     spread_samples,
@@ -62,6 +63,7 @@ def neighbour_share(features: torch.Tensor, labels: np.ndarray) -> float:
 def run(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
         network = load_classifier(args.network, args.checkpoint)
+        check_one_label(network, args.network)
         assert network.config is not None
         head = network.model.head
         dataset = build_dataset(network.config)

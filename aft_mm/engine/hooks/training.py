@@ -127,7 +127,10 @@ class DiscriminantHeadHook(Hook):
         model = task_model(runner)
         batch = model.data_preprocessor(data_batch, True)
         model(batch['inputs'].flip(-1), mode='tensor')
-        labels = torch.cat([sample.gt_label for sample in batch['data_samples']])
+        given = [sample.gt_label for sample in batch['data_samples']]
+        if any(len(labels) != 1 for labels in given):
+            raise UserError('DiscriminantHeadHook needs one label per image, got several or none')
+        labels = torch.cat(given)
         number, total, products = self.moments
         for x in (features.double() for features in self.features):
             number.index_add_(0, labels, torch.ones_like(labels, dtype=number.dtype))
