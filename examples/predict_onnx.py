@@ -63,8 +63,17 @@ def prepare(path, resize, mean, std, channels):
     return pixels.transpose(2, 0, 1)[None].astype(np.float32)
 
 
+def labels(scores, texts):
+    """Return the best class, or the labels that a multi-label model accepts, the best first."""
+    order = np.argsort(-scores, kind='stable')
+    if 'thr' in texts:
+        accepted = np.exp(-np.logaddexp(0, -scores)) >= json.loads(texts['thr'])  # sigmoid
+        return order[accepted[order]]
+    return order[: json.loads(texts.get('topk', '1'))]
+
+
 def classify(graph, paths):
-    """Yield the name of the class of each image file."""
+    """Yield the name of the class of each image file, or the names of its labels."""
     session = onnxruntime.InferenceSession(graph)
     texts = session.get_modelmeta().custom_metadata_map
     if 'resize' not in texts:
@@ -72,7 +81,8 @@ def classify(graph, paths):
     classes, *how = (json.loads(texts[key]) for key in ('classes', 'resize', 'mean', 'std'))
     for path in paths:
         inputs = {'image': prepare(path, *how, texts['channels'])}
-        yield classes[session.run(['scores'], inputs)[0].argmax()]
+        (scores,) = session.run(['scores'], inputs)[0]
+        yield ', '.join(classes[label] for label in labels(scores, texts)) or 'no label'
 
 
 if __name__ == '__main__':

@@ -405,6 +405,20 @@ def tiny_classifier(tmp_path_factory) -> tuple[str, str]:
     return str(folder / 'classifier.py'), str(folder / 'classifier.pth')
 
 
+@pytest.fixture
+def multi_label(tmp_path) -> Callable[..., tuple[str, str]]:
+    """Return a function that gives a classifier a multi-label head with the same weights."""
+
+    def make(path, checkpoint, **rule):
+        config = Config.fromfile(path, import_custom_modules=False)
+        sizes = {key: config.model.head[key] for key in ('num_classes', 'in_channels')}
+        config.model.head = dict(type='MultiLabelLinearClsHead', **sizes, **rule)
+        config.dump(tmp_path / 'labels.py')
+        return str(tmp_path / 'labels.py'), str(checkpoint)
+
+    return make
+
+
 @pytest.fixture(scope='session')
 def digits_classifier(tmp_path_factory) -> tuple[str, str]:
     """Config and checkpoint of an untrained AFT-conv on digits whose biases are not 0."""

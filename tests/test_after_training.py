@@ -503,7 +503,7 @@ def test_a_classifier_of_several_labels_has_no_confusions(here, capfd):
     (here / 'one.py').write_text(
         f"_base_ = 'many.py'\nmodel = dict(head=dict(_delete_=True, **{linear}))\n"
     )
-    many = 'many.py must be a classifier with one class per image, got one with MultiLabelLinear'
+    many = 'many.py must be a classifier with one label per image, got one with MultiLabelLinear'
     one = "the images must have one class each, got 2 of '.*2.png'"
     for message, config in ((many, 'many.py'), (one, 'one.py')):
         for kind in ('confusion', 'features'):

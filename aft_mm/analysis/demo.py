@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from aft_mm.apis import ImageClassifier, ImageGenerator, SpeechRecognizer, TextGenerator, Translator
+from aft_mm.apis.images import NO_LABEL
 from aft_mm.apis.loading import CLASSIFIERS, task_of
 from aft_mm.config.finding import install_command
 from aft_mm.config.reading import read_config
@@ -70,7 +71,7 @@ def classify(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
     ]
     any_size = len({classifier.preprocess(blank)['inputs'].shape for blank in blanks}) > 1
 
-    def run(path: str | None) -> tuple[dict[str, float], Any]:
+    def run(path: str | None) -> tuple[dict[str, float] | str, Any]:
         if path is None:
             raise gradio.Error('an image must be given, got none')
         image = read_picture(path, network.in_channels)
@@ -78,13 +79,15 @@ def classify(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
             image = enlarge_bicubic(image, network.image_size)
         (result,) = classifier([image], progress=False)
         names = classifier.classes or range(len(result['scores']))
-        scores = {str(name): float(x) for name, x in zip(names, result['scores'], strict=True)}
+        shown = result.get('labels', range(len(names)))
+        scores = {str(names[label]): float(result['scores'][label]) for label in shown}
         sample = classifier.preprocess(image)
         maps = keys_of(network, layers, network_inputs(network.model, [sample]))
-        shown = shown_image(network.config, sample)
-        return scores, draw_key_maps(shown, maps, HEADS) if maps else None
+        image = shown_image(network.config, sample)
+        return scores or NO_LABEL, draw_key_maps(image, maps, HEADS) if maps else None
 
-    outputs = [gradio.Label(num_top_classes=5, label='classes'), gradio.Plot(label='keys')]
+    most = None if classifier.label_rule else 5
+    outputs = [gradio.Label(num_top_classes=most, label='classes'), gradio.Plot(label='keys')]
     return dict(fn=run, inputs=picture(gradio, 'picture'), outputs=outputs)
 
 

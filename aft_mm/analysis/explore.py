@@ -199,9 +199,8 @@ def keys_of(classifier: ImageClassifier, path: str, mixers: dict[str, Any]) -> E
         pixels = pixels.repeat(3, axis=2)
     elif classifier.takes_bgr:
         pixels = pixels[..., ::-1]
-    what = result['label'] if result['class_name'] is None else result['class_name']
     return ExplorerImage(
-        f'{Path(path).name}: {what}, score {result["score"]:.2f}',
+        f'{Path(path).name}: {", ".join(classifier.captions(result))}',
         pixels.copy(),
         [keys[name][0] if name in keys else None for name in mixers],
     )

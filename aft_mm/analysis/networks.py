@@ -184,7 +184,7 @@ def check_one_label(network: Network, name: str) -> None:
     if not has_one_label(network.model):
         kind = type(network.model.head).__name__
         raise UserError(
-            f'{name} must be a classifier with one class per image, got one with {kind}'
+            f'{name} must be a classifier with one label per image, got one with {kind}'
         )
 
 

@@ -6,6 +6,7 @@ import torch
 from matplotlib.figure import Figure
 from mmengine.utils.dl_utils import is_norm
 
+from aft_mm.apis.images import probabilities
 from aft_mm.config.finding import install_command
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.visualization.figures import new_figure, plain
@@ -100,18 +101,18 @@ def run(args: argparse.Namespace) -> None:
             samples = spread_samples(dataset, args.num)
         inputs = network_inputs(network.model, samples)
         with torch.no_grad():
-            probabilities = network.model(inputs).softmax(1)
-        count = probabilities.shape[1]
+            scores = probabilities(network.model, network.model(inputs))
+        count = scores.shape[1]
         if args.category is not None and not 0 <= args.category < count:
             raise UserError(f'--category must be 0 to {count - 1}, got {args.category}')
-        categories = probabilities.argmax(1).tolist()
+        categories = scores.argmax(1).tolist()
         if args.category is not None:
             categories = [args.category] * len(inputs)
         cams = activation_maps(network, layer, inputs, categories, args.method)
         names = class_names(dataset, count, network.model)
         titles = [
             f'{names[category]}, p = {float(row[category]):.2f}'
-            for row, category in zip(probabilities, categories, strict=True)
+            for row, category in zip(scores, categories, strict=True)
         ]
         images = [shown_image(network.config, sample) for sample in samples]
         small = f'{footer(args.network, args.checkpoint)} · {args.method} at {name}'

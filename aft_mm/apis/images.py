@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
-from mmengine.registry import VISUALIZERS, DefaultScope
+from mmengine.registry import MODELS, VISUALIZERS, DefaultScope
 from mmengine.structures import PixelData
 from mmengine.utils import mkdir_or_exist
 from PIL import Image
@@ -35,6 +35,7 @@ Source = FilePath | np.ndarray
 LOADERS = ('LoadImageFromFile', 'mmpretrain.LoadImageFromFile', 'mmcv.LoadImageFromFile')
 SHORT_EDGE = 224  # small images are magnified to it [px]
 LONG_EDGE = 4096  # but not beyond this one
+NO_LABEL = 'no label'
 
 
 class ImageClassifier:
@@ -72,6 +73,7 @@ class ImageClassifier:
                 [step for step in steps if step['type'] not in LOADERS]
             )
         self.takes_bgr = takes_bgr(self.config)
+        self.label_rule = label_rule(self.model)
         self._channels = self.config.model.backbone.get('in_channels', 3)
         self._has_warned = False
 
@@ -88,7 +90,9 @@ class ImageClassifier:
 
         Returns:
             One dict per image: ``label`` (int), its ``score``, the ``scores`` of all classes
-            (float32 [classes]), ``class_name`` or None, and ``path`` of a file.
+            (float32 [classes]), ``class_name`` or None, and ``path`` of a file. Of a multi-label
+            model ``labels`` and ``class_names``, those that the head accepts, the best first,
+            instead of ``label``, ``score`` and ``class_name``.
 
         Raises:
             ValueError: An image cannot be read or has another shape or type.
@@ -106,13 +110,20 @@ class ImageClassifier:
                 self._has_warned = True
             predictions = predict_by_size(self.model, samples)
             for image, sample in zip(part, predictions, strict=True):
-                scores = sample.pred_score.float().cpu().numpy()
-                label = int(scores.argmax())
                 source = {} if isinstance(image, np.ndarray) else {'path': str(image)}
-                name = None if self.classes is None else self.classes[label]
-                result = dict(label=label, score=float(scores[label]), scores=scores)
-                results.append({**source, **result, 'class_name': name})
+                results.append(source | self._result(sample))
         return results
+
+    def _result(self, sample: Any) -> dict[str, Any]:
+        scores = sample.pred_score.float().cpu().numpy()
+        names = self.classes or [None] * len(scores)
+        if self.label_rule:
+            labels = sorted(sample.pred_label.tolist(), key=lambda label: -scores[label])
+            named = [names[label] for label in labels]
+            return dict(labels=labels, scores=scores, class_names=named)
+        label = int(scores.argmax())
+        score = float(scores[label])
+        return dict(label=label, score=score, scores=scores, class_name=names[label])
 
     def preprocess(self, image: Source) -> dict[str, Any]:
         """Return the packed sample of one image: ``inputs`` [C, H, W] and ``data_samples``.
@@ -153,7 +164,7 @@ class ImageClassifier:
         batch_size: int = 32,
         progress: bool = True,
     ) -> list[np.ndarray]:
-        """Draw the predicted class name and score onto each image.
+        """Draw the predicted class names and scores onto each image.
 
         Args:
             folder: Folder to write the pictures to, such as ``0000_cat.png`` for a/cat.jpg.
@@ -175,7 +186,7 @@ class ImageClassifier:
         return pictures
 
     def draw(self, image: Source, result: dict[str, Any]) -> np.ndarray:
-        """Draw the class name and score of a result of :meth:`__call__` onto its image.
+        """Draw the class names and scores of a result of :meth:`__call__` onto its image.
 
         Returns:
             RGB uint8 [H, W, 3]; a small image is magnified.
@@ -183,16 +194,26 @@ class ImageClassifier:
         pixels = self._pixels(image)
         pixels = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
         pixels = magnified(pixels, magnification(pixels))
-        label, unit = result['label'], float(np.clip(min(pixels.shape[:2]) / 224, 0.3, 3))
-        name = printable(self.classes[label]) if self.classes else f'class {label}'
+        unit = float(np.clip(min(pixels.shape[:2]) / 224, 0.3, 3))
         visualizer = VISUALIZERS.get('mmpretrain.UniversalVisualizer')()
         visualizer.set_image(pixels)
         style = dict(visualizer.DEFAULT_TEXT_CFG, size=int(7 * unit))
         with literal_text():
-            text = f'{name} {result["scores"][label]:.2f}'
-            visualizer.ax_save.text(5 * unit, 5 * unit, text, **style)
+            caption = '\n'.join(map(printable, self.captions(result)))
+            text = visualizer.ax_save.text(5 * unit, 5 * unit, caption, **style)
+            room = len(pixels) - 10 * unit
+            share = min(1, room / text.get_window_extent().height)
+            text.set_size(max(2, share * text.get_size()))
             drawn: np.ndarray = visualizer.get_image()
         return drawn
+
+    def captions(self, result: dict[str, Any]) -> list[str]:
+        """Return the class names of a result of :meth:`__call__`, each with its score."""
+        labels = result['labels'] if self.label_rule else [result['label']]
+        names = [self.classes[label] if self.classes else f'class {label}' for label in labels]
+        scores = result['scores'][labels]
+        pairs = zip(names, scores, strict=True)
+        return [f'{name} {score:.2f}' for name, score in pairs] or [NO_LABEL]
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
         sources: list[Source] = []
@@ -234,6 +255,18 @@ class ImageClassifier:
         if isinstance(image, np.ndarray):
             return self._checked(image)
         return read_image(os.fspath(image), self._channels)[0]
+
+
+def label_rule(classifier: Any) -> dict[str, Any]:
+    """Return the ``thr`` or else ``topk`` by which a multi-label head accepts labels, else nothing."""
+    head = classifier.head
+    if not isinstance(head, MODELS.get('mmpretrain.MultiLabelClsHead')):
+        return {}
+    return dict(topk=head.topk) if head.thr is None else dict(thr=head.thr)
+
+
+def probabilities(classifier: Any, outputs: torch.Tensor) -> torch.Tensor:
+    return outputs.sigmoid() if label_rule(classifier) else outputs.softmax(1)
 
 
 def magnification(image: np.ndarray) -> int:
@@ -294,7 +327,8 @@ class Prediction:
 
     Args:
         found: A dict per class, the five best, per box or per class of a mask: ``class_name``,
-            ``label``, ``score`` or, of pixels, ``share``, and ``box``, x1, y1, x2, y2 [px].
+            ``label``, ``score`` or, of pixels, ``share``, and ``box``, x1, y1, x2, y2 [px]. Of a
+            multi-label classifier also all accepted classes, and ``accepted``.
         picture: The image with the prediction, RGB uint8 [H, W, 3]; a small image is magnified.
         mask: Class of each pixel, uint8 [H, W], of a segmentor.
     """
@@ -386,17 +420,20 @@ class ImagePredictor:
         return [
             Prediction(
                 result['path'],
-                self._best(result['scores']),
+                self._best(result['scores'], result.get('labels')),
                 self.classifier.draw(result['path'], result),
             )
             for result in results
         ]
 
-    def _best(self, scores: np.ndarray) -> list[dict[str, Any]]:
+    def _best(self, scores: np.ndarray, accepted: list[int] | None) -> list[dict[str, Any]]:
         names = self.classifier.classes or [None] * len(scores)
+        first = accepted or []  # of equal scores
+        best = sorted(range(len(scores)), key=lambda label: (-scores[label], label not in first))
         return [
             dict(class_name=names[label], label=label, score=float(scores[label]))
-            for label in np.argsort(-scores, kind='stable')[:MOST_CLASSES].tolist()
+            | ({} if accepted is None else dict(accepted=label in accepted))
+            for label in best[: max(MOST_CLASSES, len(first))]
         ]
 
     def _boxes(self, path: str, image: np.ndarray, result: Any) -> Prediction:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.evaluator import Evaluator
@@ -10,6 +11,7 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import Runner
 from torch import Tensor
 
+from aft_mm.apis.images import probabilities
 from aft_mm.errors import UserError
 
 from .files import FORMATS, GraphFile
@@ -106,10 +108,15 @@ def compare_metrics(config: Config, loader: Any, model: Any, call: Call, batched
     for batch in loader:
         data = model.data_preprocessor(batch, False)
         for function, evaluator in zip((model, scores_of_file), evaluators, strict=True):
-            scores = function(data['inputs']).softmax(1)
+            scores = probabilities(model, function(data['inputs']))
             for sample, score in zip(data['data_samples'], scores, strict=True):
                 sample.set_pred_score(score)
             evaluator.process(data['data_samples'], batch)
     ours, theirs = (evaluator.evaluate(len(loader.dataset)) for evaluator in evaluators)
-    metrics = [f'{name} {value:.2f} -> {theirs[name]:.2f}' for name, value in ours.items()]
+    # Metrics of each class are lists.
+    ours, theirs = (
+        {name: ' '.join(f'{x:.2f}' for x in np.ravel(value)) for name, value in metrics.items()}
+        for metrics in (ours, theirs)
+    )
+    metrics = [f'{name} {value} -> {theirs[name]}' for name, value in ours.items()]
     return f'; {len(loader.dataset)} test images: {", ".join(metrics)}'

@@ -16,7 +16,7 @@ from aft_mm.outputs import check_writable
 from .. import __version__
 from .comparison import build_loader, check, check_rounded, compare_metrics, example_images
 from .files import FORMATS, GraphFile, OpenVINOFile, TorchFile
-from .graphs import TASKS, Exportable, describe_images, trace, type_of
+from .graphs import Exportable, describe_images, describe_task, trace, type_of
 from .image_graphs import IMAGE_MODELS, Backbone, Image, Text
 from .sequence_graphs import Decoder, Transcriber
 
@@ -88,15 +88,16 @@ def export(args: argparse.Namespace) -> str:
 def describe(
     args: argparse.Namespace, config: Config, model: Any, exportable: Exportable
 ) -> dict[str, Any]:
-    task = 'features' if args.backbone else TASKS[type_of(config)]
-    about: dict[str, Any] = dict(version=__version__, task=task)
-    if task == 'generation' and 'image_shape' in config:
+    about: dict[str, Any] = dict(version=__version__)
+    about |= dict(task='features') if args.backbone else describe_task(config, model)
+    if about['task'] == 'generation' and 'image_shape' in config:
         about['image_shape'] = list(config.image_shape)
     if not isinstance(exportable, Image):
         return about
     _, channels, *size = exportable.graphs[0].inputs['image'].shape
     about |= dict(size=size, dynamic=args.dynamic, **describe_images(config, model, channels))
-    if args.size and task == 'classification':  # the test pipeline makes images of another size
+    # The test pipeline makes images of another size.
+    if args.size and about['task'].endswith('classification'):
         about.pop('resize', None)
     return about
 

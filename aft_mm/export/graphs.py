@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from aft_mm.apis.images import takes_bgr
+from aft_mm.apis.images import label_rule, takes_bgr
 from aft_mm.errors import UserError
 from aft_mm.ops import record_paths, replay_paths
 from aft_mm.structures import DATASET_META
@@ -101,6 +101,13 @@ TASKS = {
 
 def type_of(config: Config) -> str:
     return config.model.type.rpartition('.')[2]
+
+
+def describe_task(config: Config, model: Any) -> dict[str, Any]:
+    """Return the ``task`` of a model, and ``thr`` or ``topk`` of a multi-label classifier."""
+    kind = type_of(config)
+    rule = label_rule(model) if kind == 'ImageClassifier' else {}
+    return dict(task='multi-label ' * bool(rule) + TASKS[kind], **rule)
 
 
 def describe_images(config: Config, model: Any, channels: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from aft_mm.errors import UserError
 from aft_mm.structures import DATASET_META
 
 from .files import FORMATS
-from .graphs import TASKS, Graph, describe_images, type_of
+from .graphs import Graph, describe_images, describe_task, type_of
 from .image_graphs import IMAGE_MODELS
 
 # torch warns about its own reading of files.
@@ -46,8 +46,8 @@ def load_exported(config: Config, path: str | os.PathLike) -> Any:
             f'{str(path)!r} must be written by `aft_mm export`, got a file that {file.runtime} '
             f'cannot read: {reason}'
         ) from error
-    kind, task = type_of(config), metadata.get('task')
-    if kind not in IMAGE_MODELS or task != TASKS[kind]:
+    kind, task, model = type_of(config), metadata.get('task'), build_model(config)
+    if kind not in IMAGE_MODELS or task != describe_task(config, model)['task']:
         raise UserError(
             f'{str(path)!r} must be exported by `aft_mm export` from the model of '
             f'{config.filename}, without --backbone, got '
@@ -57,7 +57,6 @@ def load_exported(config: Config, path: str | os.PathLike) -> Any:
     is_open = json.loads(metadata['dynamic'])
     wrapper = IMAGE_MODELS[kind]
     example = dict(image=torch.empty(1, channels, *size))
-    model = build_model(config)
     model.dataset_meta = {key: json.loads(metadata[key]) for key in DATASET_META if key in metadata}
     expected = describe_images(config, model, channels)
     stored = {**metadata, **{key: json.loads(metadata[key]) for key in ('mean', 'std')}}

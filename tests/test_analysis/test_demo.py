@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from contextlib import contextmanager
 from importlib.util import find_spec
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -51,6 +52,18 @@ def test_a_text_is_continued(tmp_path):
         assert text != call(address, 'ab', 10, 0.8, 1)
         with pytest.raises(Exception, match='the text must be shorter than 32 bytes, got 60'):
             call(address, 'a' * 60, 10, 0.8, 0)
+
+
+def test_a_page_of_several_labels_shows_the_accepted_ones(tiny_classifier, multi_label, tmp_path):
+    Image.fromarray(np.full((8, 12, 3), 90, np.uint8)).save(tmp_path / 'a.png')
+    found = []
+    for thr in (0, 0.5, 1):
+        files = multi_label(*tiny_classifier, thr=thr)
+        (result,) = ImageClassifier(*files, 'cpu')(tmp_path / 'a.png', progress=False)
+        names, scores = result['class_names'], result['scores'][result['labels']].tolist()
+        found.append(demo.classify(MagicMock(), *files)['fn'](str(tmp_path / 'a.png'))[0])
+        assert found[-1] == (dict(zip(names, scores, strict=True)) or 'no label')
+    assert len(found[0]) == 5 and 0 < len(found[1]) < 5 and found[2] == 'no label'
 
 
 @needs_gradio

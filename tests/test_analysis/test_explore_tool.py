@@ -66,7 +66,7 @@ def test_the_page_shows_the_values_of_the_model(
     keys = []
     mixer.key.register_forward_hook(lambda module, given, output: keys.append(output[0]))
     (result,) = classify(picture, progress=False)
-    assert f'{result["class_name"]}, score {result["score"]:.2f}' in page.run(
+    assert f'{result["class_name"]} {result["score"]:.2f}' in page.run(
         "document.querySelector('#image-0 h2').textContent"
     )
 

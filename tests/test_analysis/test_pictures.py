@@ -7,6 +7,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import mmpretrain
 import numpy as np
@@ -113,6 +114,21 @@ def test_class_activation_maps_are_the_formula(tool, analysis, digits_classifier
             )[0, 0]
             low, high = enlarged.min(), enlarged.max()
             np.testing.assert_allclose(found[image], (enlarged - low) / (high - low), atol=1e-4)
+
+
+@NEEDS_GRAD_CAM
+def test_the_scores_of_several_labels_are_sigmoids(
+    analysis, digits_classifier, multi_label, tmp_path, monkeypatch
+):
+    titles = []
+    monkeypatch.setattr(
+        'aft_mm.analysis.plot_cam.draw_cams', lambda *args: titles.append(args[2]) or Mock()
+    )
+    files = multi_label(*digits_classifier)
+    analysis('plot cam', *files, '--out', tmp_path / 'c.png', '--num', 1, '--category', 4)
+    network = load_network(*digits_classifier)
+    logits = network.model(network_inputs(network.model, [build_dataset(network.config)[0]]))
+    assert titles == [[f'4, p = {float(logits[0, 4].sigmoid()):.2f}']]
 
 
 @NEEDS_GRAD_CAM

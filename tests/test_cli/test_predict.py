@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from matplotlib.axes import Axes
 from PIL import Image
 
 from aft_mm.apis import ImageClassifier
@@ -61,6 +63,75 @@ def test_classes_are_those_of_the_classifier(images, tiny_classifier, capsys):
     Path('file').touch()
     stops("--out must be a folder, got the file 'file'", main, ['predict', *words, '--out', 'file'])
     stops("--out 'out' holds predictions already", main, ['predict', *words, '--out', 'out'])
+
+
+@pytest.mark.parametrize('rule', ['thr', 'topk'])
+def test_all_accepted_labels_are_written(
+    rule, images, tiny_classifier, multi_label, monkeypatch, capsys
+):
+    """Of a classifier with the same weights, by its logits; an image without a label has a row."""
+    monkeypatch.setattr('aft_mm.apis.images.MOST_CLASSES', 2)
+    texts, add_text = [], Axes.text
+    monkeypatch.setattr(
+        Axes, 'text', lambda *args, **style: [texts.append(args[3]), add_text(*args, **style)][1]
+    )
+    (images / 'in/a/two\nlines.png').rename(images / 'in/a/two.png')
+    classify = ImageClassifier(*tiny_classifier, 'cpu')
+    paths = sorted(map(str, Path('in').rglob('*.*')))
+    inputs = [classify.preprocess(path)['inputs'] for path in paths]
+    batch = classify.model.data_preprocessor(dict(inputs=inputs), False)['inputs']
+    classify.model.head.fc.bias -= classify.model(batch).mean(
+        0
+    )  # for labels that are about equally frequent
+    weights = dict(torch.load(tiny_classifier[1]), state_dict=classify.model.state_dict())
+    torch.save(weights, 'balanced.pth')
+    scores = classify.model(batch).sigmoid()
+    best = scores.amax(1).sort().values
+    value = 3 if rule == 'topk' else float(best[:2].mean())
+    files = multi_label(tiny_classifier[0], 'balanced.pth', **{rule: value})
+    main(['predict', *files, 'in', '--out', 'out', '--device', 'cpu'])
+    written, lines = read(images / 'out')
+    accepted = scores >= (value if rule == 'thr' else scores.topk(3).values[:, -1:])
+    rows, entries, shown = [], [], []
+    for path, row, chosen in zip(paths, scores, accepted, strict=True):
+        order = row.argsort(descending=True).tolist()
+        labels = [label for label in order if chosen[label]]
+        names = [classify.classes[label] for label in labels]
+        rows += [(path, classify.classes[label], str(label)) for label in labels]
+        rows += [] if labels else [(path, 'no label', '')]
+        entries.append((path, [(x, x in labels) for x in order[: max(2, len(labels))]]))
+        shown.append([f'{a} {row[b]:.2f}' for a, b in zip(names, labels, strict=True)])
+    assert [tuple(line.values())[:3] for line in lines] == rows
+    for line in lines:
+        expected = float(scores[paths.index(line['path']), int(line['label'] or 0)])
+        assert line['score'] == '' or float(line['score']) == pytest.approx(expected, rel=1e-4)
+    found = [(one['path'], [(x['label'], x['accepted']) for x in one['found']]) for one in written]
+    assert found == entries
+    assert texts == ['\n'.join(text) or 'no label' for text in shown]
+    empty = sum(not chosen.any() for chosen in accepted)
+    assert accepted.sum() > 4 and empty == (rule == 'thr')
+    how = (
+        ', the best 3 of each image' if rule == 'topk' else f' with a score of at least {value:.4g}'
+    )
+    summary = (
+        f'{accepted.sum()} labels{how} (model.head.{rule}), {empty} of 4 images without a label'
+    )
+    assert summary in capsys.readouterr().out
+    for result, (path, entry) in zip(
+        ImageClassifier(*files, 'cpu')(paths, progress=False), entries, strict=True
+    ):
+        labels = [label for label, is_accepted in entry if is_accepted]
+        names = [classify.classes[label] for label in labels]
+        assert (result['path'], result['labels'], result['class_names']) == (path, labels, names)
+        assert 'label' not in result and result['scores'].shape == (5,)
+
+
+def test_many_labels_fit_into_the_picture(tiny_classifier, multi_label):
+    classify = ImageClassifier(*multi_label(*tiny_classifier), 'cpu')
+    image = np.full((224, 224, 3), 255, np.uint8)
+    drawn = classify.draw(image, dict(labels=[0, 1] * 20, scores=torch.ones(5).numpy()))
+    changed = (drawn != 255).any((1, 2)).nonzero()[0]
+    assert 200 < changed.max() < 223
 
 
 def test_pictures_of_the_user_are_kept(images, tiny_classifier):

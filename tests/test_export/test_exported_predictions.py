@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import shutil
 from itertools import product
 
@@ -187,6 +188,52 @@ def test_the_example_gives_the_classes_of_predict(classifier, pictures):
     names = list(example.classify(out, paths))
     assert len({*names}) > 3
     assert names == [one['class_name'] for one in expected]
+
+
+@pytest.mark.parametrize('rule', ['thr', 'topk'])
+def test_a_multi_label_file_says_so(rule, classifier, multi_label, pictures, tmp_path, capsys):
+    paths, out = pictures('classes', 40), tmp_path / 'labels.onnx'
+    every = ImageClassifier(*multi_label(*classifier[:2]), 'cpu')(paths, progress=False)
+    # The widest gap between scores of which some images have none above.
+    low, high = np.quantile([one['scores'].max() for one in every], [0.1, 0.5])
+    scores = np.sort(np.concatenate([one['scores'] for one in every]))
+    scores = scores[(scores > low) & (scores < high)]
+    thr = float(scores[np.diff(scores).argmax() :][:2].mean())
+    value = thr if rule == 'thr' else 2
+    config, checkpoint = multi_label(*classifier[:2], **{rule: value})
+    whole = Config.fromfile(config)
+    rows = [dict(img_path=str(path), gt_label=[*{i % 10, 3}]) for i, path in enumerate(paths)]
+    text = json.dumps(dict(metainfo=dict(classes=CLASSES['classes'].split(',')), data_list=rows))
+    (tmp_path / 'truth.json').write_text(text)
+    whole.test_dataloader.update(num_workers=0, persistent_workers=False)
+    whole.test_dataloader.dataset = dict(
+        type='MultiLabelDataset',
+        ann_file=str(tmp_path / 'truth.json'),
+        pipeline=whole.test_dataloader.dataset.pipeline,
+    )
+    whole.test_evaluator = dict(type='MultiLabelMetric', thr=thr, average=None)
+    whole.dump(config)
+    export([config, checkpoint, out, '--test'])
+    printed = capsys.readouterr().out
+    about = json.loads(out.with_suffix('.json').read_text(encoding='utf-8'))
+    assert about['task'] == 'multi-label classification'
+    assert {key: about[key] for key in ('thr', 'topk') if key in about} == {rule: value}
+    classify = ImageClassifier(config, checkpoint, 'cpu')
+    expected = classify(paths, progress=False)
+    names = [', '.join(one['class_names']) or 'no label' for one in expected]
+    assert list(load_script('examples/predict_onnx').classify(out, paths)) == names
+    assert len({*names}) > 5 and ('no label' in names) == (rule == 'thr')
+    # The recall of class 3, which each image has.
+    recall = f'{100 * np.mean([one["scores"][3] >= thr for one in expected]):.2f}'
+    ((ours, theirs),) = re.findall(r'recall\S+ ([\d. ]+) -> ([\d. ]+)', printed)
+    assert ours.split()[3] == theirs.split()[3] == recall
+
+    predict([config, out, *paths, '--out', tmp_path / 'a'])
+    found = [[x['label'] for x in one['found'] if x['accepted']] for one in read(tmp_path / 'a')]
+    assert found == [one['labels'] for one in expected]
+    image = [paths[0], '--out', tmp_path / 'b']
+    for files, task in (((classifier[0], out), 'multi-label '), ((config, classifier[2]), '')):
+        stops(f'got a file for {task}classification', predict, [*files, *image])
 
 
 def test_the_input_of_the_example_is_that_of_the_model(classifier, pictures):

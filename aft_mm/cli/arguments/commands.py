@@ -157,7 +157,8 @@ def predict(parser: argparse.ArgumentParser) -> None:
     CHECKPOINT may also be a file of `aft_mm export`: OUT.onnx, OUT.xml or OUT.pt2, of the same config.
 
     The folder DIR gets pictures/, masks/ (grey level = class), predictions.csv with one line per
-    image, box or class of a mask, and predictions.json, of a classifier with the five best classes.
+    image, label of a multi-label model, box or class of a mask, and predictions.json, of a
+    classifier with the five best classes.
     """
     add_model(parser)
     parser.add_argument(

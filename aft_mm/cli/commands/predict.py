@@ -13,6 +13,7 @@ from typing import Any
 from PIL import Image
 
 from aft_mm.apis import ImagePredictor, Prediction
+from aft_mm.apis.images import NO_LABEL
 from aft_mm.checks import check_int, check_number, counted
 from aft_mm.cli.arguments import refuse_given
 from aft_mm.config.reading import read_config
@@ -92,12 +93,16 @@ def predictions(
 
 
 def rows(prediction: Prediction, scope: str) -> list[dict]:
-    # Of a class only the best; predictions.json has the others, with all digits.
-    found = prediction.found[: None if scope in COLUMNS else 1]
+    # Of classes only the best or the accepted ones; predictions.json has others, with all digits.
+    found = prediction.found
+    if any('accepted' in one for one in found):
+        found = [one for one in found if one['accepted']] or [dict(class_name=NO_LABEL)]
+    elif scope not in COLUMNS:
+        found = found[:1]
     lines = [one | dict(zip(CORNERS, one.get('box', ()), strict=False)) for one in found]
     return [
         {'path': prediction.path}
-        | {key: number(value) for key, value in line.items() if key != 'box'}
+        | {key: number(value) for key, value in line.items() if key not in ('box', 'accepted')}
         for line in lines
     ]
 
@@ -127,6 +132,19 @@ def write_results(
                     Image.fromarray(pixels).save(out / folder / name)
                     written[-1][folder.removesuffix('s')] = f'{folder}/{name}'
     return written
+
+
+def labels_line(written: Sequence[dict[str, Any]], rule: dict[str, Any]) -> str:
+    counts = [sum(one['accepted'] for one in image['found']) for image in written]
+    ((name, value),) = rule.items()
+    how = {
+        'thr': f' with a score of at least {value:.4g}',
+        'topk': f', the best {value} of each image',
+    }
+    return (
+        f'{counted(sum(counts), "label")}{how[name]} (model.head.{name}), '
+        f'{counts.count(0):,} of {counted(len(counts), "image")} without a label'
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -173,6 +191,8 @@ def run(args: argparse.Namespace) -> None:
         stored = args.score is None and BEST_SCORE in predictor.model.dataset_meta
         origin = 'of the best F1 in the validation' if stored else '--score'
         print(f'{counted(boxes, "box")} with a score of at least {predictor.score:.4g} ({origin})')
+    elif hasattr(predictor, 'classifier') and predictor.classifier.label_rule:
+        print(labels_line(written, predictor.classifier.label_rule))
     names = [f'{out}/predictions.csv', 'predictions.json']
     names += [f'{folder}/' for folder in FOLDERS if (out / folder).is_dir()]
     print(f'{counted(len(written), "image")}: {", ".join(names[:-1])} and {names[-1]}')
