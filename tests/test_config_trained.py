@@ -65,7 +65,16 @@ def test_a_start_is_compared_by_its_mixers(tmp_path, warned):
     command('train')([NAME, '--cfg-options', *options])
     assert warned == [START + HEADS]
     command('test')([NAME, path, '--cfg-options', *options[3:]])
-    assert warned[1] == f'{START}{HEADS}; preprocessor.std=(51,), trained with (50,)'
+    expected = f'{START}{HEADS}; preprocessor.std=(51,), trained with (50,)'
+    assert warned[1] == expected
+    command('test')([NAME, path, '--tta', '--cfg-options', *options[3:]])
+    assert warned[2] == expected
+
+
+def test_an_export_of_the_same_options_is_silent(tmp_path, warned):
+    _, path = saved(tmp_path / 'a.pth')
+    command('export')([NAME, path, tmp_path / 'a.pt2'])
+    assert not warned
 
 
 def test_the_weights_that_come_with_configs_have_their_options(warned):
@@ -81,6 +90,7 @@ def test_the_weights_that_come_with_configs_have_their_options(warned):
     [
         '', 'model = None', 'model = dict(type=print(1))', '\x00', 'model = [', 'model = {{}: 1}',
         'model = ' + '(' * 9999, 'model = ' + '-' * 99999 + '1', 'model = ' + '[' * 90 + ']' * 90,
+        'a' + '.b' * 600 + ' = 1', 'model = dict(a=[' + '1,' * 2**21 + '])',
     ],
 )  # fmt: skip
 def test_a_text_that_is_no_config_is_not_compared(text, warned):
@@ -88,9 +98,29 @@ def test_a_text_that_is_no_config_is_not_compared(text, warned):
     assert not warned
 
 
+@each(
+    'model, text',
+    [
+        (dict(a=[(1, 2), (3, 4)], b=(1.0,)), 'dict(a=[[1, 2], [3, 4]], b=[1])'),
+        (dict(norm_cfg=dict(type='BN')), "dict(norm_cfg=dict(type='SyncBN'))"),
+        (dict(type=Config), "dict(type='mmengine.config.Config')"),
+        (dict(head=dict(thr=0.3)), 'dict(head=dict())'),
+    ],
+)
+def test_other_ways_to_write_the_same_are_silent(model, text, warned):
+    warn_of_other_options(dict(model=model), f'model = {text}')
+    assert not warned
+
+
 def test_an_option_that_one_side_leaves_out_has_its_default(warned):
     config = Config(dict(model=dict(maps=[dict(stride=4.0), {}], gate='tanh')))
     warn_of_other_options(config, 'model = dict(maps=[dict(stride=4), dict(size=3)])')
-    assert warned == [
+    assert warned.pop() == (
         f"{START}gate='tanh', trained with its default; maps.1.size=its default, trained with 3"
-    ]
+    )
+    pixels = dict(type='aft_mm.MaskedDataPreprocessor', preprocessor=dict(mean=[0, 0, 0]))
+    odd = {5: '\x1b[2J' * 99, 'data_preprocessor': dict(preprocessor=dict(mean=[1, 1, 1]))}
+    warn_of_other_options(dict(model=dict(data_preprocessor=pixels)), f'model = {odd}')
+    (line,) = warned
+    assert 'preprocessor.preprocessor.mean=(0, 0, 0), trained with (1, 1, 1)' in line
+    assert '\x1b' not in line and len(line) < 400

@@ -102,7 +102,7 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
     assert checkpoint['meta']['dataset_meta']['classes'] == ('cat', 'dog', 'wombat')
 
     (photos / 'data/my_images/train/wombat').rename(photos / 'moved')
-    match = 'training set has 2 classes and the validation set 3.*: wombat is in one only'
+    match = "training set has 2 classes and the validation set 3.*: 'wombat' is in one only"
     stops(match, train, 'image-folder', *short)
     (photos / 'data/my_images/val/wombat').rename(photos / 'moved too')
     capfd.readouterr()
@@ -174,7 +174,14 @@ def test_a_checkpoint_of_other_classes_is_refused(resume, kind):
     load({kind: ['a', 'b']}, ('a', 'b'))
     load({}, ('a', 'b'))
     load({kind: ['a', 'b']}, None)  # data that name none
-    for given, end in [(('b', 'a'), 'order differs'), (('a', 'c'), 'b, c are'), (('a',), 'b is')]:
+    load({kind: ('Ba\u0308r',)}, ['B\u00e4r'])  # of macOS, and composed
+    for odd in (5, True, np.ones(3), 'ab'):  # of another program
+        load({kind: odd}, ('a', 'b'))
+    for given, end in [
+        (('b', 'a'), 'order differs'),
+        (('a', 'c\x1b'), r"'b', 'c\\x1b' are"),
+        (('a',), "'b' is"),
+    ]:
         message = f'trained with 2 {kind} and the data have {len(given)}.*{end}'
         refuses_input(message, load, {kind: ['a', 'b']}, given)
 

@@ -15,6 +15,8 @@ from aft_mm.errors import UserError
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import Config
 
+LONGEST = 2**18  # characters of a config
+
 
 def nfc(text: str) -> str:
     """Return a text with composed letters; macOS decomposes those of file names."""
@@ -97,14 +99,18 @@ def _with_literals(value: Any) -> Any:
 
 
 def assigned(config: str, variable: str) -> ast.expr | None:
-    """Return the expression that the text of a config assigns to a variable, None if there is none."""
+    """Return the expression that the text of a config assigns to a variable, None if there is none.
+
+    There is none in a longer text than that of any config: a syntax tree takes 400 times its size.
+    """
     try:
-        statements = ast.parse(config).body
+        statements = ast.parse(config[:LONGEST]).body
     except (SyntaxError, ValueError, MemoryError, RecursionError):  # of a damaged text
         return None
     for statement in statements:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == variable:
-            return statement.value
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            if statement.targets[0].id == variable:
+                return statement.value
     return None
 
 

@@ -7,11 +7,12 @@ from aft_mm.openmmlab import warn
 
 from .texts import entry
 
-# Options of the training and of the machine, and sizes of which the loading of weights warns.
+# Options of the training, the machine, the use and the padding, and sizes of which the loading warns.
 OTHER = {'init_cfg', 'train_cfg', 'test_cfg', 'frozen_stages', 'norm_eval', 'with_cp', 'pretrained'}
-OTHER |= {'img_size', 'grid', 'backend', 'bfloat16', 'topk', 'cal_acc', '_scope_', '_delete_'}
+OTHER |= {'backend', 'bfloat16', 'topk', 'thr', 'beam_size', 'cal_acc', '_scope_', '_delete_'}
+OTHER |= {'img_size', 'grid', 'with_mask_channel', 'out_type'}
 # What counts of a preprocessor.
-PIXELS = {'mean', 'std', 'to_rgb', 'bgr_to_rgb'}
+PIXELS = {'preprocessor', 'mean', 'std', 'to_rgb', 'bgr_to_rgb', 'rgb_to_bgr'}
 
 
 class Default:
@@ -26,17 +27,23 @@ def options(part: Any, place: str = '') -> Iterator[tuple[str, Any]]:
     """Yield the place and value of what decides on the outputs of a model."""
     if isinstance(part, Mapping):
         for key, value in part.items():
-            if place.endswith('preprocessor') and key not in PIXELS:
+            name = str(key)
+            if place.endswith('preprocessor') and name not in PIXELS:
                 continue
-            if key not in OTHER and 'drop' not in key and 'loss' not in key:
-                yield from options(value, f'{place}.{key}' if place else key)
+            if name not in OTHER and 'drop' not in name and 'loss' not in name:
+                yield from options(value, f'{place}.{name}' if place else name)
     elif isinstance(part, Sequence) and any(isinstance(value, Mapping) for value in part):
         for number, value in enumerate(part):
             yield from options(value, f'{place}.{number}')
+    elif place.endswith('.type') or place == 'type':
+        name = getattr(part, '__name__', str(part)).rpartition('.')[2]
+        yield place, 'BN' if name == 'SyncBN' else name  # mmengine makes it BN in one process
     else:
-        if place.endswith('.type') or place == 'type':
-            part = str(part).rpartition('.')[2]
-        yield place, tuple(part) if isinstance(part, list) else part
+        yield place, plain(part)
+
+
+def plain(value: Any) -> Any:
+    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
 
 
 def model_options(model: Mapping, preprocessor: Mapping | None) -> dict[str, Any]:
@@ -57,9 +64,11 @@ def warn_of_other_options(config: Mapping, trained: str, inside: str = '') -> No
     if not model:
         return
     before = model_options(model, entry(trained, 'data_preprocessor'))
-    now = model_options(config['model'], config.get('data_preprocessor'))
+    model = config['model'].get('module', config['model'])  # inside of a test-time augmentation
+    now = model_options(model, config.get('data_preprocessor'))
     differ = [
-        f'{place}={now.get(place, DEFAULT)!r}, trained with {before.get(place, DEFAULT)!r}'
+        f'{place!r:.80}'.strip("'")
+        + f'={now.get(place, DEFAULT)!r:.80}, trained with {before.get(place, DEFAULT)!r:.80}'
         for place in dict.fromkeys([*now, *before])
         if inside in place and now.get(place, DEFAULT) != before.get(place, DEFAULT)
     ]

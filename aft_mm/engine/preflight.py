@@ -19,7 +19,7 @@ from torch import nn
 from aft_mm.checkpoint import latest_checkpoint
 from aft_mm.errors import UserError
 
-from .hooks.checkpointing import difference
+from .hooks.checkpointing import difference, labels
 from .hooks.pictures import SampleVisualizationHook
 from .hooks.resume import random_state, set_random_state
 from .hooks.training import RegularizationHook, penalised_layers
@@ -366,7 +366,7 @@ def check_topk(model: torch.nn.Module, evaluator: Any, split: str) -> None:
 
 def check_same_classes(trained: Any, validated: Any) -> None:
     ours, theirs = (
-        tuple((getattr(dataset, 'metainfo', None) or {}).get('classes') or ())
+        labels((getattr(dataset, 'metainfo', None) or {}).get('classes'))
         for dataset in (trained, validated)
     )
     if ours and theirs and ours != theirs:

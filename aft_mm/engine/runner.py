@@ -376,13 +376,14 @@ class ConsoleRunner(Runner):
         return logger
 
     def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
-        """Build the wrapper; warn if it decays position biases to 0 or has rates of no parameter."""
+        """Build the wrapper; name position biases that decay to 0, and rates of no parameter."""
         built = super().build_optim_wrapper(optim_wrapper)
         if built is not optim_wrapper and isinstance(built, OptimWrapper):
-            settings = optim_wrapper.get('paramwise_cfg') or {}
-            warnings = decayed_biases(self.model, built), unused_rates(self.model, settings)
-            for warning in filter(None, warnings):
+            if warning := decayed_biases(self.model, built):
                 self.logger.warning(warning)
+            # Hosts' configs name parts that not every model has.
+            if note := unused_rates(self.model, optim_wrapper.get('paramwise_cfg') or {}):
+                self.logger.info(note)
         return built
 
     def _init_model_weights(self) -> None:

@@ -32,6 +32,7 @@ from aft_mm.checkpoint import (
     write_pointer,
 )
 from aft_mm.checks import check_int, check_number
+from aft_mm.config.texts import nfc
 from aft_mm.config.trained import warn_of_other_options
 from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
@@ -514,8 +515,8 @@ def _check_labels(saved: dict, current: dict) -> None:
             f'those of the data have {current.get("subwords")}; use the previous subwords file'
         )
     for kind in ('classes', 'units'):
-        trained, given = saved.get(kind) or (), current.get(kind) or ()
-        if trained and given and tuple(trained) != tuple(given):
+        trained, given = (labels(meta.get(kind)) for meta in (saved, current))
+        if trained and given and trained != given:
             raise UserError(
                 f'the checkpoint was trained with {len(trained)} {kind} and the data have '
                 f'{len(given)}, which must be the same in the same order: '
@@ -523,9 +524,14 @@ def _check_labels(saved: dict, current: dict) -> None:
             )
 
 
-def difference(ours: Sequence, theirs: Sequence) -> str:
+def labels(names: Any) -> list[str]:
+    return [nfc(str(name)) for name in names] if isinstance(names, list | tuple) else []
+
+
+def difference(ours: Sequence[str], theirs: Sequence[str]) -> str:
     """Say how two lists of classes differ."""
-    differing = sorted({*map(str, ours)} ^ {*map(str, theirs)})
+    differing = sorted({*ours} ^ {*theirs})
     if not differing:
         return 'their order differs'
-    return f'{", ".join(differing[:3])} {"is" if len(differing) == 1 else "are"} in one only'
+    shown = ', '.join(f'{name!r:.40}' for name in differing[:3])
+    return f'{shown} {"is" if len(differing) == 1 else "are"} in one only'
