@@ -279,7 +279,8 @@ def test_safetensors_load_through_mmengine_with_and_without_metadata(file, tmp_p
     register_safe_loading()
     loaded = CheckpointLoader.load_checkpoint(str(path), map_location='cpu')
     assert torch.equal(loaded['state_dict']['weight'], state['weight'])
-    assert loaded['meta'] == dict(epoch=3)  # the text of a config is a program
+    # The text of a config is a program, and mmengine's inferencers would run `cfg`.
+    assert loaded['meta'] == dict(epoch=3, config_text='a = 1')
     save_file(dict(a=torch.ones(2, dtype=torch.bfloat16)), tmp_path / 'b.safetensors')
     other = load_from_local(str(tmp_path / 'b.safetensors'))
     assert other['meta'] == {} and other['state_dict']['a'].dtype == torch.bfloat16
