@@ -110,7 +110,9 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
         'image-folder',
         *short,
         'load_from=work/epoch_1.pth',
-        'visualizer.name=tuned',  # mmengine keeps one of a process with the folder of its first run
+        # mmengine keeps those of a process by name, and names runs by the second.
+        'visualizer.name=tuned',
+        'experiment_name=tuned',
         edit=lambda text: text.replace('classes = 3', 'classes = 2'),
         more=['--work-dir', 'tuned'],
     )
