@@ -1,4 +1,4 @@
-"""The model of a config beside the one that a checkpoint was trained with."""
+"""Compare the model of a config with that of the training of a checkpoint."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
