@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from aft_mm.apis import load_model
-from aft_mm.apis.images import takes_bgr
+from aft_mm.apis.images import label_rule, takes_bgr
 from aft_mm.apis.loading import find_model_config
 from aft_mm.checks import check_int, refuse
 from aft_mm.config.finding import check_checkpoint
@@ -176,7 +176,7 @@ def check_classifier(network: Network, name: str) -> None:
 
 def has_one_label(model: Any) -> bool:
     """Return whether a classifier gives an image one class."""
-    return not {'MultiLabelClsHead', 'MultiTaskHead'} & bases_of(getattr(model, 'head', None))
+    return not label_rule(model) and 'MultiTaskHead' not in bases_of(getattr(model, 'head', None))
 
 
 def check_one_label(network: Network, name: str) -> None:

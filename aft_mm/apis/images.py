@@ -259,7 +259,7 @@ class ImageClassifier:
 
 def label_rule(classifier: Any) -> dict[str, Any]:
     """Return the ``thr`` or else ``topk`` by which a multi-label head accepts labels, else nothing."""
-    head = classifier.head
+    head = getattr(classifier, 'head', None)
     if not isinstance(head, MODELS.get('mmpretrain.MultiLabelClsHead')):
         return {}
     return dict(topk=head.topk) if head.thr is None else dict(thr=head.thr)
