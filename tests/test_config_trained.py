@@ -71,6 +71,15 @@ def test_a_start_is_compared_by_its_mixers(tmp_path, warned):
     assert warned[2] == expected
 
 
+def test_only_the_loader_names_the_text(tmp_path, warned):
+    config, path = saved(tmp_path / 'a.pth')
+    odd = dict(torch.load(path, weights_only=True), meta=dict(config_text=5))
+    torch.save(odd, tmp_path / 'b.pth')
+    load_model(config, str(tmp_path / 'b.pth'))
+    assert 'config_text' not in CheckpointLoader.load_checkpoint(str(tmp_path / 'b.pth'))['meta']
+    assert not warned
+
+
 def test_an_export_of_the_same_options_is_silent(tmp_path, warned):
     _, path = saved(tmp_path / 'a.pth')
     command('export')([NAME, path, tmp_path / 'a.pt2'])

@@ -369,8 +369,10 @@ def load_for_mmengine(kind: str, filename: str, map_location: Any = None) -> dic
     """Load a checkpoint, the config text renamed that mmengine's inferencers would execute."""
     checkpoint = LOADERS[kind](filename, map_location)
     meta = checkpoint.get('meta', {})
-    if 'cfg' in meta:
-        meta[CONFIG_TEXT] = str(meta.pop('cfg'))
+    if isinstance(meta, dict):
+        meta.pop(CONFIG_TEXT, None)  # only the loader writes it
+        if 'cfg' in meta:
+            meta[CONFIG_TEXT] = str(meta.pop('cfg'))
     return checkpoint
 
 

@@ -99,12 +99,9 @@ def _with_literals(value: Any) -> Any:
 
 
 def assigned(config: str, variable: str) -> ast.expr | None:
-    """Return the expression that the text of a config assigns to a variable, None if there is none.
-
-    There is none in a longer text than that of any config: a syntax tree takes 400 times its size.
-    """
+    """Return the expression that the text of a config assigns to a variable, None if there is none."""
     try:
-        statements = ast.parse(config[:LONGEST]).body
+        statements = ast.parse(config).body
     except (SyntaxError, ValueError, MemoryError, RecursionError):  # of a damaged text
         return None
     for statement in statements:
@@ -126,8 +123,12 @@ class DictCalls(ast.NodeTransformer):
 
 
 def entry(config: str, name: str) -> dict[str, Any]:
-    """Return a dict of the text of a config, without running it; empty if there is none."""
-    value = assigned(config, name)
+    """Return a dict of the text of a config in a checkpoint, without running it.
+
+    It is empty if there is none, or if the text is longer than that of any config: its syntax tree
+    would take 400 times as much memory.
+    """
+    value = assigned(config, name) if len(config) <= LONGEST else None
     try:
         found = None if value is None else ast.literal_eval(DictCalls().visit(value))
     except (ValueError, TypeError, MemoryError, RecursionError):
