@@ -28,7 +28,7 @@ ROUNDS = 20
 def iteration(config: Path, args: argparse.Namespace, work_dir: str) -> Callable[[], None]:
     shared = dict(launcher='none', local_rank=0, cfg_options=args.cfg_options, work_dir=work_dir)
     cfg = load_run_config(argparse.Namespace(config=str(config), **shared))
-    cfg.experiment_name = config.stem
+    cfg.experiment_name, cfg.log_level = config.stem, 'ERROR'
     if args.amp:
         cfg.optim_wrapper.type = 'aft_mm.AutocastOptimWrapper'
     check_data(cfg, 'train')
