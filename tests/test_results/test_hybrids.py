@@ -121,7 +121,10 @@ def test_signed_kernels_on_images():
     assert shown in text and shown_range in text
     ahead = leads[others[1]]
     ahead = f'{ahead.mean:.1f} ± {ahead.half:.1f} points'
-    for page, words in (('README.md', 'is {} ahead of it'), ('docs/benchmarks.md', 'by {}, and')):
+    for page, words in (
+        ('README.md', 'is {} ahead of the convolution'),
+        ('docs/benchmarks.md', 'by {}, and'),
+    ):
         assert words.format(ahead) in ' '.join(text_of(page).split())
     shown, numbers = 'it has {:.1f} ± {:.1f} %, with', []
     shown += ' `model.backbone.token_mixer.global_connectivity=False`, so that a layer sees 7 × 7 '
