@@ -95,6 +95,12 @@ def test_training_on_cuda_is_compiled_unless_the_config_says_otherwise(monkeypat
     assert not compiles({})
 
 
+def test_a_hook_that_is_none_stays_out():
+    cfg = Config(dict(default_hooks=dict(finite_loss=None)))
+    apply_safe_defaults(cfg)
+    assert hooks(cfg) == ['aft_mm.SafeCheckpointHook', EXACT]
+
+
 def test_an_own_checkpoint_hook_stays():
     cfg = Config(dict(default_hooks=dict(checkpoint=dict(type='mine.CheckpointHook'))))
     apply_safe_defaults(cfg)

@@ -284,11 +284,19 @@ class TestErrorsOfARun:
         schedule = dict(type=type_, begin=0, end=end)
         logger = logging.getLogger('schedules')
         runner = SimpleNamespace(
-            param_schedulers=schedule, max_iters=18, max_epochs=3, logger=logger
+            param_schedulers=schedule, max_iters=18, max_epochs=3, logger=logger, train_loop=None
         )
         check_schedule(Config(), runner)
         said = f'CosineAnnealingLR of param_scheduler ends at epoch {end}, but the run at 3; '
         assert (said in caplog.text) == (is_said and end != 3) == bool(caplog.text)
+
+    def test_schedule_by_epoch_of_a_run_by_iterations(self, train_with):
+        def by_iterations(cfg):
+            cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=6)
+            cfg.param_scheduler = [dict(type='MultiStepLR', milestones=[1, 3])]
+
+        message = '^Error: MultiStepLR of param_scheduler must have by_epoch=False, .*iterations$'
+        train_with(message, by_iterations)
 
     def test_topk_of_more_than_the_classes(self, tool, config, here):
         words = '--cfg-options', 'val_evaluator.topk=(1, 11)', f'experiment_name={here.name}'

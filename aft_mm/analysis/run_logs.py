@@ -1,5 +1,6 @@
 """Read the logs of runs: metrics by iteration and training time; means over seeds."""
 
+import itertools
 import json
 import math
 import re
@@ -22,7 +23,7 @@ def read_scalars(path: str | Path) -> list[dict]:
     """Read the log of a run, written by mmengine's LocalVisBackend, one dict per record.
 
     ``path`` is a file of JSON lines (``vis_data/scalars.json``), or a work dir, in which the last
-    log of repeated iterations counts.
+    log of repeated iterations and validations counts, and a run that starts anew alone.
     """
     path = Path(path)
     files = sorted(path.glob('*/vis_data/scalars.json')) if path.is_dir() else [path]
@@ -33,9 +34,16 @@ def read_scalars(path: str | Path) -> list[dict]:
     records: list[dict] = []
     for file in files:
         later = _read(file)
-        first = next((record['iter'] for record in later if 'iter' in record), math.inf)
+        iterations = [record['iter'] for record in later if 'iter' in record]
+        first = iterations[0] if iterations else math.inf
+        if len(iterations) > 1 and first <= iterations[1] - first:  # not resumed
+            records = []
         again = [i for i, record in enumerate(records) if record.get('iter', 0) >= first]
         records = records[: again[0]] if again else records
+        # A resumed run validates its checkpoint once more.
+        before = itertools.takewhile(lambda record: not is_training(record), later)
+        repeated = {record.get('step') for record in before}
+        records = [r for r in records if is_training(r) or r.get('step') not in repeated]
         records += later
     return records
 

@@ -32,6 +32,8 @@ class AtomicFileBackend(LocalBackend):
 register_backend(ATOMIC_BACKEND['backend'], AtomicFileBackend, force=True)
 
 
+#: Content of ``last_checkpoint`` until a new run in a used work dir writes its first one.
+NO_CHECKPOINT = 'none'
 # The best weights are saved without optimizer.
 _NAME = re.compile(r'(?!best_)(\w*_)(\d+)\.pth')
 
@@ -48,6 +50,12 @@ def write_pointer(folder: str | Path, checkpoint: str) -> None:
         file.write(checkpoint.encode())
 
 
+def disown_checkpoints(folder: str | Path) -> None:
+    """Note that a new run begins in a work dir with checkpoints of an earlier one."""
+    if Path(folder, POINTER).exists():
+        write_pointer(folder, NO_CHECKPOINT)
+
+
 def checkpoints_in(folder: str | Path) -> list[Path]:
     """Return the checkpoints of a run, sorted by name and number, newest first."""
     checkpoints = [
@@ -61,6 +69,8 @@ def checkpoints_in(folder: str | Path) -> list[Path]:
 def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
     """Find the checkpoint from which a run in ``folder`` resumes, the newest complete one.
 
+    A copied or renamed folder resumes from its own files.
+
     Returns:
         Its path or None, and a warning if ``last_checkpoint`` names another one, else ''.
 
@@ -72,7 +82,11 @@ def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
     if pointer.exists():
         try:
             named = pointer.read_text().strip()
+            if named == NO_CHECKPOINT:
+                return None, ''
             if named:
+                copy = Path(folder, Path(named).name)
+                named = str(copy) if copy.is_file() else named
                 num_iterations(named)
                 return named, ''
             why = f'{str(pointer)!r} is empty'
@@ -106,16 +120,24 @@ def num_iterations(path: str | Path) -> int:
     return done
 
 
-def average(paths: Sequence[str]) -> dict:
+def average(paths: Sequence[str], of_one_run: bool = False) -> dict:
     """Return a checkpoint with the mean weights of the files.
 
     Integers and the random features of a Performer are those of the last iteration.
+
+    Raises:
+        UserError: The files are of models of other shapes, or not of one run, by their seeds.
     """
     total: dict[str, Tensor] = {}
     last: dict[str, Any] = {}
     for path in paths:
         checkpoint = load_from_local(path, 'cpu')
         weights, meta = checkpoint.get('state_dict'), checkpoint.get('meta') or {}
+        if of_one_run and last and meta.get('seed') != last['meta'].get('seed'):
+            raise UserError(
+                f'{path!r} must be of the run of {paths[0]!r}, got another seed '
+                f'({meta.get("seed")} and {last["meta"].get("seed")})'
+            )
         if not last or meta.get('iter', 0) >= last['meta'].get('iter', 0):
             last = dict(meta=meta, state_dict=weights)
         if not isinstance(weights, Mapping):
@@ -164,5 +186,5 @@ def averaged(path: str, number: int) -> Iterator[str]:
         )
     with tempfile.TemporaryDirectory() as folder:
         mean = str(Path(folder) / f'{Path(path).stem}_average_{number}.pth')
-        torch.save(average(paths[number - 1 :: -1]), mean)
+        torch.save(average(paths[number - 1 :: -1], of_one_run=True), mean)
         yield mean

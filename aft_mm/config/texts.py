@@ -122,8 +122,8 @@ class DictCalls(ast.NodeTransformer):
         return ast.Dict(keys, [word.value for word in node.keywords])
 
 
-def entry(config: str, name: str) -> dict[str, Any]:
-    """Return a dict of the text of a config in a checkpoint, without running it.
+def entry(config: str, name: str, kind: type = dict) -> Any:
+    """Return a dict or list of the text of a config in a checkpoint, without running it.
 
     It is empty if there is none, or if the text is longer than that of any config: its syntax tree
     would take 400 times as much memory.
@@ -133,4 +133,4 @@ def entry(config: str, name: str) -> dict[str, Any]:
         found = None if value is None else ast.literal_eval(DictCalls().visit(value))
     except (ValueError, TypeError, MemoryError, RecursionError):
         found = None
-    return found if isinstance(found, dict) else {}
+    return found if isinstance(found, kind) else kind()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
-from mmengine.runner import Runner
+from mmengine.runner import IterBasedTrainLoop, Runner
 from torch import nn
 
 from aft_mm.checkpoint import latest_checkpoint
@@ -127,9 +127,11 @@ def choose_checkpoint(cfg: Config) -> str:
         return ''
     checkpoint, warning = latest_checkpoint(cfg.work_dir)
     if checkpoint is None and not is_auto:
+        earlier = any(Path(cfg.work_dir).glob('*.pth'))
         raise UserError(
-            f'--resume finds no checkpoint in {str(cfg.work_dir)!r}; name the '
-            '--work-dir of the run, or train without --resume to start'
+            f'--resume finds no checkpoint {"of the last run " * earlier}in {str(cfg.work_dir)!r}; '
+            f'name {"one of an earlier run" if earlier else "the --work-dir of the run"}, '
+            'or train without --resume to start'
         )
     cfg.resume = checkpoint is not None
     if checkpoint is not None:
@@ -137,16 +139,30 @@ def choose_checkpoint(cfg: Config) -> str:
     return warning
 
 
-def check_start(cfg: Config) -> None:
-    """Refuse a new run in the work dir of its ``load_from``, which it could overwrite."""
-    start = cfg.get('load_from')
-    if cfg.get('resume') or not start or '://' in start:
-        return
-    if Path(start).resolve().parent == Path(cfg.work_dir).resolve():
+def check_start(cfg: Config) -> str:
+    """Refuse a new run in the work dir of its ``load_from``, which it could overwrite.
+
+    Returns:
+        A warning if the work dir has checkpoints of an earlier run, else ''.
+    """
+    start = cfg.get('load_from') or ''
+    if cfg.get('resume'):
+        return ''
+    if (
+        start
+        and '://' not in start
+        and Path(start).resolve().parent == Path(cfg.work_dir).resolve()
+    ):
         raise UserError(
             f'load_from {start!r} must be outside the work dir of the new run, which could '
             'overwrite it; name another one by --work-dir'
         )
+    if not any(Path(cfg.work_dir).glob('*.pth')):
+        return ''
+    return (
+        f'work_dir {str(cfg.work_dir)!r} has checkpoints of an earlier run; this new one replaces '
+        'those of the same names; --work-dir DIR keeps them, and --resume continues that run'
+    )
 
 
 def takes_maps(neck: nn.Module) -> bool:
@@ -458,6 +474,12 @@ def check_schedule(config: Config, runner: Runner) -> None:
     schedules = [schedules] if isinstance(schedules, dict) else schedules
     for number, schedule in enumerate(schedules, 1):
         by_epoch = schedule.get('by_epoch', True)
+        counts_epochs = by_epoch and not schedule.get('convert_to_iter_based')
+        if counts_epochs and isinstance(runner.train_loop, IterBasedTrainLoop):
+            raise UserError(
+                f'{schedule.get("type")} of param_scheduler must have by_epoch=False, with begin, '
+                'end and milestones in iterations, as train_cfg counts iterations'
+            )
         length = runner.max_epochs if by_epoch else runner.max_iters
         begin, end = schedule.get('begin', 0), schedule.get('end', length)
         unit = 'epoch' if by_epoch else 'iteration'

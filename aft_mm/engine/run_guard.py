@@ -3,15 +3,17 @@
 import argparse
 import errno
 import logging
+import os
 import re
 import shlex
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from mmengine.dist import all_reduce
@@ -26,6 +28,8 @@ from .stop_signals import Stopped, StopSignals, protect_workers
 #: ``extra`` of a message for the log file only.
 FILE_ONLY = dict(file_only=True)
 ENOUGH_FILES = 65536
+#: File in a work dir that names and locks the training there.
+LOCK = '.lock'
 _UNWRITABLE = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -109,6 +113,31 @@ class Run:
         self.argv = argv
         self.runner: Runner | None = None
         self.hook: StopSignalHook | None = None
+        self.lock: TextIO | None = None
+
+    def claim(self, work_dir: str) -> None:
+        """Refuse a work dir in which another training runs; the lock ends with the process."""
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        with suppress(OSError):  # an unwritable folder is refused later; some systems have no locks
+            Path(work_dir).mkdir(parents=True, exist_ok=True)
+            self.lock = Path(work_dir, LOCK).open('a+')
+            try:
+                fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                self.lock.seek(0)
+                raise UserError(
+                    f'work_dir {work_dir!r} is in use by another training '
+                    f'({self.lock.read(200).strip()}); name another --work-dir'
+                ) from None
+            self.lock.truncate(0)
+            print(f'process {os.getpid()} on {socket.gethostname()}', file=self.lock, flush=True)
+
+    def release(self) -> None:
+        if self.lock is not None:
+            self.lock.close()
 
     def watch(self, runner: Runner) -> None:
         self.runner = runner
@@ -185,6 +214,8 @@ def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
             raise
         _report(message + run.last_checkpoint())
         raise SystemExit(f'Error: {message}{run.last_checkpoint()}') from None
+    finally:
+        run.release()
 
 
 def _allow_many_open_files() -> None:

@@ -303,7 +303,8 @@ def load_run_config(args: argparse.Namespace) -> Config:
 def apply_safe_defaults(cfg: Config) -> None:
     """Make training write checkpoints atomically, resume exactly and stop at a non-finite loss.
 
-    On CUDA, training is also compiled unless ``compile`` is in the config.
+    An entry None in ``default_hooks`` leaves a hook out. On CUDA, training is also compiled unless
+    ``compile`` is in the config.
     """
     if cfg.get('default_hooks') is None:
         cfg.default_hooks = {}
@@ -316,7 +317,7 @@ def apply_safe_defaults(cfg: Config) -> None:
         hook and hook.get('type') for hook in (*hooks.values(), *(cfg.get('custom_hooks') or ()))
     ]
     for name, hook in (('finite_loss', 'FiniteLossHook'), ('exact_resume', 'ExactResumeHook')):
-        if not {hook, f'aft_mm.{hook}'} & {*given}:
+        if name not in hooks and not {hook, f'aft_mm.{hook}'} & {*given}:
             hooks[name] = dict(type=f'aft_mm.{hook}')
     compiled = {'aft_mm.CompileHook', 'CompileHook'} & {*given}
     if cfg.get('compile') is None and not compiled and can_compile(cfg):

@@ -1,7 +1,10 @@
 """--resume over damaged, foreign and hostile training state; the tiny run has 3 epochs of 6."""
 
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,6 +211,75 @@ def test_a_finished_run_says_so(train, stopped, whole_run):
     assert 'Epoch(train)' not in log
 
 
+def test_a_longer_run_trains_at_the_last_rate_and_says_so(train, stopped, whole_run):
+    shutil.copy(whole_run / 'epoch_3.pth', stopped)
+    log = train(stopped, 'train_cfg.max_epochs=4', resume='epoch_3.pth')
+    assert 'the schedule of the checkpoint has ended: the run goes on at its last rate' in log
+    assert (stopped / 'epoch_4.pth').exists() and 'has ended' not in train(
+        stopped, resume='epoch_2.pth'
+    )
+
+
+def test_a_new_run_in_a_used_folder_is_announced_and_not_taken_for_the_old_one(train, stopped):
+    log = train(stopped, 'train_cfg.max_epochs=1', 'default_hooks.checkpoint.interval=2')
+    assert "work_dir '.' has checkpoints of an earlier run; this new one replaces" in log
+    (stopped / 'last_checkpoint').write_text('none')  # as if killed in its first epoch
+    assert not choose_checkpoint(cfg := Config(dict(resume='auto', work_dir=str(stopped))))
+    assert not cfg.resume
+    stops('finds no checkpoint of the last run in .*; name one of an', train, stopped, resume='')
+
+
+def test_the_pointer_of_a_new_run_names_none_of_the_old(stopped):
+    runner = SimpleNamespace(work_dir=str(stopped), message_hub=MessageHub.get_instance('anew'))
+    runner.__dict__.update(iter=0, cfg={}, logger=logging.getLogger('anew'))
+    SafeCheckpointHook(interval=1).before_train(runner)
+    assert (stopped / 'last_checkpoint').read_text() == 'none'
+
+
+def test_a_copied_folder_resumes_from_its_own_files(stopped, tmp_path_factory):
+    copy = tmp_path_factory.mktemp('copy')
+    (stopped / 'last_checkpoint').write_text(str(stopped / 'epoch_2.pth'))
+    shutil.copytree(stopped, copy, dirs_exist_ok=True)
+    choose_checkpoint(cfg := Config(dict(resume=True, work_dir=str(copy))))
+    assert cfg.load_from == str(copy / 'epoch_2.pth')
+
+
+def test_one_training_at_a_time_writes_to_a_folder(train, stopped):
+    code = 'import fcntl, sys; file = open(".lock", "a"); fcntl.lockf(file, fcntl.LOCK_EX)\n'
+    code += 'print("process 7 on here", file=file, flush=True); print(flush=True); input()'
+    other = subprocess.Popen(
+        [sys.executable, '-c', code], cwd=stopped, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with other:
+        other.stdout.readline()
+        stops(r'in use by another training \(process 7 on here\)', train, stopped, resume='')
+        other.communicate(b'\n')
+    train(stopped, resume='')
+    assert f'process {os.getpid()} on' in (stopped / '.lock').read_text()
+
+
+@pytest.mark.parametrize(
+    'save_best, name, moved, kept',
+    [
+        ('acc', 'best_acc_epoch_2.pth', False, True),
+        ('acc', 'best_acc_epoch_2.pth', True, True),
+        ('acc', 'best_acc_epoch_9.pth', True, False),  # which is not here
+        ('f1', 'best_acc_epoch_2.pth', False, False),
+    ],
+)
+def test_the_best_score_counts_with_its_file_and_metric(save_best, name, moved, kept, tmp_path):
+    (tmp_path / 'best_acc_epoch_2.pth').touch()
+    hub = MessageHub.get_instance(f'best-{save_best}-{name}-{moved}')
+    hub.update_info('best_ckpt', str((tmp_path / 'gone' if moved else tmp_path) / name))
+    hub.update_info('best_score', 0.5)
+    runner = SimpleNamespace(work_dir=str(tmp_path), message_hub=hub, iter=3, cfg={})
+    runner.logger = logging.getLogger('best')
+    SafeCheckpointHook(interval=1, save_best=save_best, rule='greater').before_train(runner)
+    found = {'best_ckpt': str(tmp_path / name), 'best_score': 0.5} if kept else {}
+    assert {key: hub.runtime_info[key] for key in hub.runtime_info if 'best' in key} == found
+    assert (tmp_path / 'best_acc_epoch_2.pth').exists()
+
+
 def remove_best(checkpoint):
     for key in ('optimizer', 'param_schedulers'):
         del checkpoint[key]
@@ -282,16 +354,20 @@ def test_a_run_that_would_go_on_otherwise_is_refused(name, train, stopped):
 
 def test_what_goes_on_otherwise_is_said(train, stopped):
     def two_processes(checkpoint):
-        checkpoint['meta']['run'].update(num_processes=2, num_threads=64, backends='eager')
+        run = dict(num_processes=2, num_threads=64, backends='eager', batch_size=7, workers=True)
+        checkpoint['meta']['run'].update(run)
+        text = checkpoint['meta']['cfg']
+        checkpoint['meta']['cfg'] = text.replace("type='AdamW'", "eps=0.5, type='AdamW'")
         checkpoint['state_dict']['head.fc.bias'][0] = torch.nan
         checkpoint.pop('ema_state_dict')
 
     change(stopped / 'epoch_2.pth', two_processes)
     stops('the loss of iteration 13 is nan', train, stopped, resume='epoch_2.pth')
     log = next(stopped.glob('*/*.log')).read_text()
-    assert 'was written by 2 processes and the run resumes with 1' in log
-    assert 'was written with 64 threads and the run resumes with 1' in log
-    assert "was written with AFT_MM_BACKEND='eager' and the run resumes with ''" in log
+    others = {'processes': '2', 'OMP_NUM_THREADS': '64', 'AFT_MM_BACKEND': "'eager'"}
+    for name, value in (others | {'batch_size': '7', 'workers': 'True'}).items():
+        assert f'was written with {name}={value} and the run resumes with {name}=' in log
+    assert 'so this is ignored: optim_wrapper.optimizer.eps=its default (was 0.5); a new' in log
     assert 'no averaged weights: the average of EMAHook starts here' in log
     assert 'tensors of the checkpoint hold NaN or inf, the first is head.fc.bias' in log
 

@@ -178,6 +178,16 @@ def test_a_resumed_run_counts_as_it_ran_last(tmp_path):
     expected = [*log(2), *log(4, first=3, offset=0.5)]
     assert read_scalars(tmp_path) == expected
     assert read_scalars(tmp_path / '20260101_000000/vis_data/scalars.json') == log(3)
+    # It validated its checkpoint once more.
+    again = dict(bits_per_char=5.5, time=0.1, step=2)
+    write(tmp_path / '20260102_000000/vis_data/scalars.json', [again, *log(3, first=3)])
+    assert read_scalars(tmp_path) == [*log(2)[:-1], again, *log(3, first=3)]
+
+
+def test_a_run_that_starts_anew_counts_alone(tmp_path):
+    write(tmp_path / '20260101_000000/vis_data/scalars.json', log(3, interval=1))
+    write(tmp_path / '20260102_000000/vis_data/scalars.json', log(2, interval=3))
+    assert read_scalars(tmp_path) == log(2, interval=3)
 
 
 def test_the_length_of_a_single_epoch_is_in_the_text_log(tmp_path):

@@ -67,6 +67,10 @@ def test_the_option_averages_the_checkpoints_up_to_the_given_one(tmp_path):
     torch.testing.assert_close(mean['state_dict']['0.weight'], expected)
     with averaged('anything', 1) as path:
         assert path == 'anything'
+    other = torch.load(last := tmp_path / 'epoch_11.pth', weights_only=True)
+    torch.save(other | dict(meta=dict(epoch=11, iter=1100, seed=1)), last)
+    with pytest.raises(UserError, match='epoch_11.pth. must be of the run of .*, got another seed'):
+        averaged(str(last), 2).__enter__()
     for number, error in ((5, UserError), (0, ValueError)):
         with pytest.raises(error, match='--average must be .* got'):
             averaged(str(tmp_path / 'epoch_11.pth'), number).__enter__()

@@ -70,6 +70,18 @@ def training(request):
     return RUNS[request.param]()
 
 
+def test_a_compiled_training_step_is_watched():
+    """mmengine's ``compile`` compiles train_step, and with it the step of the optimizer."""
+    run = Run()
+    run.model.train_step = torch.compile(run.model.train_step, backend='eager')
+    for seed in range(4):
+        run.step(seed=seed)
+    before = run.weights()
+    with pytest.raises(UserError, match='the loss of iteration 5 is inf'):
+        run.step(factor=float('inf'))
+    assert all(torch.equal(before[name], value) for name, value in run.weights().items())
+
+
 @pytest.mark.parametrize('name', RUNS)
 def test_finite_training_is_not_changed(name):
     watched, plain = RUNS[name](), RUNS[name](watch=False)

@@ -2,6 +2,7 @@
 
 import argparse
 import glob
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ LATEST = '\0latest'
 #: Ends of the names of checkpoints, of the file that names one, and of exported files.
 WEIGHTS = ('.pth', '.pt', '.safetensors', POINTER, '.onnx', '.xml', '.pt2')
 #: Help text of the selection of layers or heads.
+_BRACES = re.compile(r"""\{\s*['"]?\w+['"]?\s*:\s*['"\w\[{(]""")
 LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
 
 
@@ -40,7 +42,7 @@ class Options(argparse.Action):
         for value in values:
             if not value.partition('=')[0] or '=' not in value:
                 parser.error(f'{option_string} needs KEY=VALUE, got {value!r}')
-            if 'dict(' in value:  # a text to mmengine
+            if 'dict(' in value or _BRACES.search(value):  # texts to mmengine
                 parser.error(f'{option_string} takes no dict as value, got {value!r}')
         from mmengine.config import DictAction
 

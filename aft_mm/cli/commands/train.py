@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from mmengine.config import Config
 from mmengine.device import get_device
+from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import IterBasedTrainLoop, Runner
 
@@ -99,12 +100,13 @@ def train(args: argparse.Namespace, run: Run) -> None:
         cfg = load_run_config(args)
         apply_args(cfg, args)
         apply_safe_defaults(cfg)
-        warning = choose_checkpoint(cfg)
-        check_start(cfg)
+        warning = choose_checkpoint(cfg) or check_start(cfg)
         check_checkpoint(cfg.get('load_from'))
         check_data(cfg, 'train', 'val')
         if cfg.get('default_scope') == 'mmdet':
             quiet_pycocotools()
+        if is_main_process():
+            run.claim(cfg.work_dir)
         runner = build_runner(cfg)
         # In every checkpoint, for published weights.
         runner.message_hub.update_info('command', command_of(args))

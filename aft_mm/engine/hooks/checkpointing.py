@@ -5,8 +5,7 @@ import logging
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 from difflib import get_close_matches
 from numbers import Real
@@ -25,6 +24,7 @@ from torch import Tensor
 from aft_mm.checkpoint import (
     ATOMIC_BACKEND,
     CONFIG_TEXT,
+    disown_checkpoints,
     load_weights,
     plain_hub,
     plain_value,
@@ -242,7 +242,9 @@ class SafeCheckpointHook(CheckpointHook):
 
     - Files are replaced atomically, and a checkpoint is readable with ``weights_only=True``.
     - A resumed run removes only files of its own folder with the names of a run, and warns about
-      others.
+      others. In a copied or renamed folder these are the copies. The best score counts with its
+      file and for its metric only.
+    - A new run in a used folder is not resumed from the checkpoints of the earlier one.
     - ``save_best='auto'`` knows that fewer bits and errors are better.
 
     Args:
@@ -270,7 +272,10 @@ class SafeCheckpointHook(CheckpointHook):
             folder = Path(self.out_dir, folder.name)
         if is_main_process():
             remove_parts(folder)
+            if not runner.iter:
+                disown_checkpoints(runner.work_dir)
         info = runner.message_hub.runtime_info
+        self._adopt_best(info, folder, runner)
         for key in [key for key in info if key.startswith(('best_', 'keep_ckpt_ids', 'last_ckpt'))]:
             reason = self._foreign(key, info[key], folder, runner)
             if reason:
@@ -285,8 +290,27 @@ class SafeCheckpointHook(CheckpointHook):
                 step for step, path in paths.items() if path.is_file() and not path.is_symlink()
             ]
         self.last_ckpt = info.get('last_ckpt')  # else the first best weights would not update it
-        with _without_own_deprecations(runner):
-            super().before_train(runner)
+        runner.logger.addFilter(_is_no_own_deprecation)
+        super().before_train(runner)
+
+    def _adopt_best(self, info: dict, folder: Path, runner: Runner) -> None:
+        """Find the best checkpoints in the folder, and forget the scores of others."""
+        for key in [key for key in info if key.startswith('best_ckpt') and info[key]]:
+            name = Path(str(info[key])).name
+            if Path(folder, name).is_file():
+                info[key] = str(Path(folder, name))
+            metric = key.removeprefix('best_ckpt').removeprefix('_')
+            metric = metric or (self.key_indicators[0] if self.save_best else 'auto')
+            named = metric == 'auto' or name.startswith(f'best_{metric.replace("/", "_")}_')
+            if not named:
+                runner.logger.warning(
+                    f'save_best is {metric} now: the best score of the checkpoint is of {name}, '
+                    'which stays, and does not count'
+                )
+                del info[key]
+            elif Path(folder, name).is_file():
+                continue
+            info.pop(key.replace('best_ckpt', 'best_score'), None)
 
     def _foreign(self, key: str, value: Any, folder: Path, runner: Runner) -> str:
         if key.startswith('best_score'):
@@ -381,24 +405,21 @@ class SafeCheckpointHook(CheckpointHook):
                     self.file_backend.remove(old)
 
 
-@contextmanager
-def _without_own_deprecations(runner: Runner) -> Iterator[None]:
-    def keep(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(('"FileClient" will be', '"HardDiskBackend" is'))
-
-    runner.logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        runner.logger.removeFilter(keep)
+def _is_no_own_deprecation(record: logging.LogRecord) -> bool:
+    # mmengine uses these itself when it saves.
+    return not record.getMessage().startswith(('"FileClient" will be', '"HardDiskBackend" is'))
 
 
 def run_properties(runner: Runner) -> dict[str, Any]:
     """Return what the bits of a run depend on, for the meta of its checkpoints."""
+    loader = runner.train_dataloader
+    batches = getattr(loader, 'batch_sampler', None)
     return dict(
         num_processes=runner.world_size,
         num_threads=torch.get_num_threads(),
         backends=os.environ.get('AFT_MM_BACKEND', ''),
+        batch_size=getattr(loader, 'batch_size', None) or getattr(batches, 'batch_size', None),
+        workers=loader.num_workers > 0,
         optimizer=type(getattr(runner.optim_wrapper, 'optimizer', runner.optim_wrapper)).__name__,
     )
 

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -13,7 +13,9 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner, set_random_seed
 from torch import Tensor
 
-from aft_mm.checkpoint import HUB_KEYS
+from aft_mm.checkpoint import CONFIG_TEXT, HUB_KEYS
+from aft_mm.config.texts import entry
+from aft_mm.config.trained import DEFAULT, options
 from aft_mm.errors import UserError
 from aft_mm.openmmlab import warn
 from aft_mm.registry import HOOKS
@@ -28,6 +30,16 @@ VALIDATED = 'validated'
 RANDOM_STATE = 'random_state'
 #: Entry of a checkpoint with accumulated gradients.
 GRADIENTS = 'gradients'
+_ORDER = 'samples are distributed differently, so the weights will not be'
+_SUMS = 'sums are rounded differently, so the weights will not be bit for bit'
+#: Properties of a run, their names in a message, and what follows from another value.
+CHANGES = (
+    ('num_processes', 'processes', _ORDER),
+    ('batch_size', 'batch_size', _ORDER),
+    ('workers', 'workers', 'random transforms differ, so the weights will not be'),
+    ('num_threads', 'OMP_NUM_THREADS', _SUMS),
+    ('backends', 'AFT_MM_BACKEND', _SUMS),
+)
 # Settings that newer versions of torch or a schedule add.
 _NEW_SETTINGS = {
     'initial_lr',
@@ -236,9 +248,11 @@ class ResumeCheckHook(Hook):
             warn('the checkpoint holds no averaged weights: the average of EMAHook starts here')
         _check_optimizer(runner, checkpoint['optimizer'], saved.get('optimizer'))
         _check_schedules(runner, checkpoint)
-        self._check_progress(runner, meta, saved)
+        _warn_of_kept(runner, meta)
+        self._check_progress(runner, checkpoint, saved)
 
-    def _check_progress(self, runner: Runner, meta: dict, saved: dict) -> None:
+    def _check_progress(self, runner: Runner, checkpoint: dict, saved: dict) -> None:
+        meta = checkpoint['meta']
         loop, epoch, iteration = runner.train_loop, meta['epoch'], meta['iter']
         now = run_properties(runner)
         before = saved.get('num_processes', now['num_processes'])
@@ -254,31 +268,58 @@ class ResumeCheckHook(Hook):
                     'resume with the previous batch size, data and number of processes '
                     f'({before} processes), from a checkpoint at the end of an epoch'
                 )
-        if before != now['num_processes']:
-            warn(
-                f'the checkpoint was written by {before} processes and the run resumes with '
-                f'{now["num_processes"]}: samples are distributed differently, so the weights '
-                'will not be those of an uninterrupted run'
-            )
-        threads = saved.get('num_threads', now['num_threads'])
-        if threads != now['num_threads'] and get_device() == 'cpu':
-            warn(
-                f'the checkpoint was written with {threads} threads and the run resumes with '
-                f'{now["num_threads"]}: sums are rounded differently, so the weights will not '
-                'be bit for bit those of an uninterrupted run; OMP_NUM_THREADS sets the number'
-            )
-        backends = saved.get('backends', now['backends'])
-        if backends != now['backends']:
-            warn(
-                f'the checkpoint was written with AFT_MM_BACKEND={backends!r} and the run resumes '
-                f'with {now["backends"]!r}: sums are rounded differently, so the weights will not '
-                'be bit for bit those of an uninterrupted run'
-            )
+        for key, name, consequence in CHANGES:
+            was = saved.get(key, now[key])
+            if was != now[key] and (key != 'num_threads' or get_device() == 'cpu'):
+                warn(
+                    f'the checkpoint was written with {name}={was!r} and the run resumes with '
+                    f'{name}={now[key]!r}: {consequence} those of an uninterrupted run'
+                )
         if done >= end:
             warn(
                 f'the run is finished ({unit} {done} of {end}): nothing is left to train; a '
                 f'longer one needs a larger train_cfg.max_{unit.removesuffix("ation")}s'
             )
+            return
+        saved_schedules = checkpoint.get('param_schedulers')
+        left = isinstance(saved_schedules, list) and [
+            state['end'] - state['_global_step'] for state in saved_schedules if 'end' in state
+        ]
+        if left and max(left) == 0:  # the end of the training then, not of a warm-up
+            warn(
+                'the schedule of the checkpoint has ended: the run goes on at its last rate; for '
+                'a longer schedule start a new run, with load_from=CHECKPOINT and without --resume'
+            )
+
+
+def _warn_of_kept(runner: Runner, meta: dict) -> None:
+    trained = meta.get(CONFIG_TEXT)
+    wrapper = entry(trained, 'optim_wrapper') if isinstance(trained, str) else None
+    if not wrapper:
+        return
+    schedules = entry(trained, 'param_scheduler') or entry(trained, 'param_scheduler', list)
+    before = _kept(wrapper, schedules)
+    now = _kept(runner.cfg.get('optim_wrapper'), runner.cfg.get('param_scheduler'))
+    ignored = [
+        f'{place}={now.get(place, DEFAULT)!r:.80} (was {before.get(place, DEFAULT)!r:.80})'
+        for place in dict.fromkeys([*now, *before])
+        if now.get(place, DEFAULT) != before.get(place, DEFAULT)
+    ]
+    if ignored:
+        more = f' and {len(ignored) - 3} more' if len(ignored) > 3 else ''
+        warn(
+            'a resumed run keeps the optimizer and schedule of its checkpoint, so this is ignored: '
+            f'{", ".join(ignored[:3])}{more}; a new run with load_from=CHECKPOINT uses it'
+        )
+
+
+def _kept(wrapper: Mapping | None, schedules: Any) -> dict[str, Any]:
+    """Return the settings, by place, that a resume takes from its checkpoint."""
+    parts = {
+        f'optim_wrapper.{name}': (wrapper or {}).get(name) or {}
+        for name in ('optimizer', 'paramwise_cfg')
+    }
+    return dict(options({**parts, 'param_scheduler': schedules or []}))
 
 
 def _check_numbers(meta: dict) -> None:

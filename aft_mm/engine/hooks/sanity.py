@@ -202,6 +202,7 @@ class FiniteLossHook(Hook):
         if self.loss is not None:
             self._check(runner, {})
 
+    @torch.compiler.disable
     def _check(self, runner: Runner, gradients: dict[str, Tensor]) -> None:
         assert self.loss is not None  # of the forward pass before
         values = torch.stack([self.loss.float(), *gradients.values()])
