@@ -409,7 +409,7 @@ def test_an_early_stop_has_a_summary(tool, config, here, capfd, with_plots):
     shown = capfd.readouterr().out
     # 65 digits in two validations.
     assert re.search(
-        'trained 12 iterations ─+\nbest       accuracy/top1 .*\ncheckpoint .*\nvalidated  on 65 samples: 95 % '
+        r'trained 12 iterations of \d+ ─+\nbest       accuracy/top1 .*\ncheckpoint .*\nvalidated  on 65 samples: 95 % '
         r'interval [\d.]+ to [\d.]+ %; the best of 2 validations',
         shown,
     )

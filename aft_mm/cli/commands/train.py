@@ -203,7 +203,8 @@ def report(runner: Runner, args: argparse.Namespace, stopped: bool = False) -> N
             f'{shlex.join(["aft_mm", use, config, lines["checkpoint"]])} {more}'.rstrip()
         )
     in_all = 'in all ' * bool(runner.cfg.get('resume'))
-    title = f' trained {counted(runner.iter, "iteration")} {in_all}'
+    early = f'of {runner.max_iters} ' * (runner.iter < runner.max_iters)
+    title = f' trained {counted(runner.iter, "iteration")} {early}{in_all}'
     print(f'{title:─^80}')
     for name, line in lines.items():
         print(f'{name:11}{line}')
