@@ -133,7 +133,9 @@ def test_arguments_that_go_to_a_base_or_anywhere_are_known():
     check_parts(run_of(custom_hooks=[dict(type='aft_mm.CompileHook', mode='default')]))
 
 
-@pytest.mark.parametrize('value', ['[dict(type=1)]', "{'type': 'SGD'}", '[{"lr":0.1}]', '{lr:1}'])
+@pytest.mark.parametrize(
+    'value', ['[dict(type=1)]', "{'type': 'SGD'}", '[{"lr":0.1}]', '{lr:1}', "{'a.b': -1}"]
+)
 def test_a_dict_is_no_option(value, tool, capsys):
     with pytest.raises(SystemExit):
         tool('train').parse_args(['quickstart', '--cfg-options', f'a={value}'])
@@ -141,7 +143,7 @@ def test_a_dict_is_no_option(value, tool, capsys):
 
 
 def test_the_braces_of_a_name_are_an_option(tool):
-    words = ['quickstart', '--cfg-options', 'a=epoch_{}.pth', 'b=epoch_{:03d}.pth']
+    words = ['quickstart', '--cfg-options', 'a=epoch_{}.pth', 'b=epoch_{0:03d}.pth']
     assert tool('train').parse_args(words).cfg_options == dict(a=words[2][2:], b=words[3][2:])
 
 

@@ -10,7 +10,7 @@ from mmengine.config import Config
 
 from aft_mm.cli.main import main
 from aft_mm.config.reading import read_config
-from aft_mm.config.texts import Literal, config_text, literal, quotable
+from aft_mm.config.texts import Literal, config_text, entry, literal, quotable
 
 from .errors import stops
 from .hostile_data import CODE, FOLDER, NAMES, NUMBER, save, write
@@ -46,6 +46,14 @@ def test_literals_are_the_text_between_quotes_of_any_kind():
         assert [eval(one) for one in written] == [text] * 4
         assert not {*'{}\n'} & {*''.join(written)}
     assert eval(literal(Path('/a', FOLDER))) == f'/a/{FOLDER}'
+
+
+def test_an_entry_of_the_text_in_a_checkpoint_is_read_without_running_it():
+    values = dict(a=dict(keys={'b.c': dict(x=1), 'd': [2.0]}, n=None), b=[dict(type='A')])
+    text = Config(values).pretty_text
+    assert entry(text, 'a') == values['a'] and entry(text, 'b', list) == values['b']
+    assert entry(text, 'b') == entry(text, 'c') == {}
+    assert entry(text.replace("'A'", "open('ran', 'w')"), 'b', list) == []
 
 
 def test_a_written_config_is_read_with_the_same_values(here):

@@ -99,6 +99,7 @@ def test_a_hook_that_is_none_stays_out():
     cfg = Config(dict(default_hooks=dict(finite_loss=None)))
     apply_safe_defaults(cfg)
     assert hooks(cfg) == ['aft_mm.SafeCheckpointHook', EXACT]
+    assert 'finite_loss' not in cfg.default_hooks
 
 
 def test_an_own_checkpoint_hook_stays():

@@ -15,6 +15,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import PARAM_SCHEDULERS
+from mmengine.runner import IterBasedTrainLoop
 
 from aft_mm.analysis.run_logs import read_scalars
 from aft_mm.checkpoint import load_from_local
@@ -297,6 +298,22 @@ class TestErrorsOfARun:
 
         message = '^Error: MultiStepLR of param_scheduler must have by_epoch=False, .*iterations$'
         train_with(message, by_iterations)
+
+    @pytest.mark.parametrize(
+        'schedules',
+        [
+            dict(
+                gen=dict(type='LinearLR', by_epoch=False, end=9),
+                disc=[dict(type='ConstantLR', by_epoch=False, end=9)],
+            ),
+            dict(type='ReduceOnPlateauLR', monitor='loss'),
+        ],
+    )
+    def test_schedules_of_several_optimizers_and_after_validations(self, schedules):
+        loop = IterBasedTrainLoop.__new__(IterBasedTrainLoop)
+        runner = SimpleNamespace(param_schedulers=schedules, max_iters=18, max_epochs=1)
+        runner.train_loop, runner.logger = loop, logging.getLogger('schedules')
+        check_schedule(Config(), runner)
 
     def test_topk_of_more_than_the_classes(self, tool, config, here):
         words = '--cfg-options', 'val_evaluator.topk=(1, 11)', f'experiment_name={here.name}'

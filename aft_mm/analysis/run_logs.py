@@ -16,6 +16,7 @@ from aft_mm.errors import UserError
 CLOCKS = ('step', 'time', 'data_time')
 MOST_DECIMALS = 8  # beyond this is rounding noise
 # The scalars do not contain the epoch length.
+_RESUMED = re.compile(r' - INFO - resumed epoch: \d+, iter: (\d+)')
 _EPOCH_LENGTH = re.compile(r'Epoch\(train\)\s*\[\s*\d+\]\[\s*\d+/(\d+)\]')
 
 
@@ -34,12 +35,12 @@ def read_scalars(path: str | Path) -> list[dict]:
     records: list[dict] = []
     for file in files:
         later = _read(file)
-        iterations = [record['iter'] for record in later if 'iter' in record]
-        first = iterations[0] if iterations else math.inf
-        if len(iterations) > 1 and first <= iterations[1] - first:  # not resumed
-            records = []
-        again = [i for i, record in enumerate(records) if record.get('iter', 0) >= first]
+        first = next((record['iter'] for record in later if 'iter' in record), math.inf)
+        begin = _resumed_at(file)
+        begin = first - 1 if begin is None else begin
+        again = [i for i, record in enumerate(records) if record.get('iter', 0) > begin]
         records = records[: again[0]] if again else records
+        records = records if begin else []
         # A resumed run validates its checkpoint once more.
         before = itertools.takewhile(lambda record: not is_training(record), later)
         repeated = {record.get('step') for record in before}
@@ -67,6 +68,16 @@ def _read(file: Path) -> list[dict]:
                 if 'epoch' in record:
                     record['epoch_length'] = int(length.group(1))
     return records
+
+
+def _resumed_at(file: Path) -> int | None:
+    """Return the iteration from which a run went on, 0 for a new one, None if no log says it."""
+    for text_log in file.parent.parent.glob('*.log') if file.name == 'scalars.json' else ():
+        text = text_log.read_text(encoding='utf-8', errors='replace')
+        found = _RESUMED.search(text)
+        if found or '(train)' in text:
+            return int(found[1]) if found else 0
+    return None
 
 
 def is_training(record: dict) -> bool:

@@ -52,7 +52,7 @@ def write_pointer(folder: str | Path, checkpoint: str) -> None:
 
 def disown_checkpoints(folder: str | Path) -> None:
     """Note that a new run begins in a work dir with checkpoints of an earlier one."""
-    if Path(folder, POINTER).exists():
+    if Path(folder, POINTER).exists() or checkpoints_in(folder):
         write_pointer(folder, NO_CHECKPOINT)
 
 
@@ -85,8 +85,10 @@ def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
             if named == NO_CHECKPOINT:
                 return None, ''
             if named:
-                copy = Path(folder, Path(named).name)
-                named = str(copy) if copy.is_file() else named
+                copy, path = Path(folder, Path(named).name), Path(named)
+                # Not `out_dir` of a checkpoint hook, which has no such file.
+                if copy.is_file() and (not path.is_file() or (path.parent / POINTER).exists()):
+                    named = str(copy)
                 num_iterations(named)
                 return named, ''
             why = f'{str(pointer)!r} is empty'

@@ -112,14 +112,17 @@ def assigned(config: str, variable: str) -> ast.expr | None:
 
 
 class DictCalls(ast.NodeTransformer):
-    """Write ``dict(a=1)`` as ``{'a': 1}``, which is a literal."""
+    """Write ``dict({'a.b': 1}, c=2)`` as ``{'a.b': 1, 'c': 2}``, which is a literal."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802 - the name that ast calls
         self.generic_visit(node)
-        if ast.unparse(node.func) != 'dict' or node.args:
+        if ast.unparse(node.func) != 'dict' or len(node.args) > 1:
             return node
-        keys: list[ast.expr | None] = [ast.Constant(word.arg) for word in node.keywords]
-        return ast.Dict(keys, [word.value for word in node.keywords])
+        first = node.args[0] if node.args else ast.Dict([], [])
+        if not isinstance(first, ast.Dict):
+            return node
+        keys = [*first.keys, *(ast.Constant(word.arg) for word in node.keywords)]
+        return ast.Dict(keys, [*first.values, *(word.value for word in node.keywords)])
 
 
 def entry(config: str, name: str, kind: type = dict) -> Any:

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import distributions
@@ -16,7 +17,7 @@ from mmengine.dataset import BaseDataset
 from mmengine.runner import IterBasedTrainLoop, Runner
 from torch import nn
 
-from aft_mm.checkpoint import latest_checkpoint
+from aft_mm.checkpoint import checkpoints_in, latest_checkpoint
 from aft_mm.errors import UserError
 
 from .hooks.checkpointing import difference, labels
@@ -127,7 +128,7 @@ def choose_checkpoint(cfg: Config) -> str:
         return ''
     checkpoint, warning = latest_checkpoint(cfg.work_dir)
     if checkpoint is None and not is_auto:
-        earlier = any(Path(cfg.work_dir).glob('*.pth'))
+        earlier = bool(checkpoints_in(cfg.work_dir))
         raise UserError(
             f'--resume finds no checkpoint {"of the last run " * earlier}in {str(cfg.work_dir)!r}; '
             f'name {"one of an earlier run" if earlier else "the --work-dir of the run"}, '
@@ -157,11 +158,13 @@ def check_start(cfg: Config) -> str:
             f'load_from {start!r} must be outside the work dir of the new run, which could '
             'overwrite it; name another one by --work-dir'
         )
-    if not any(Path(cfg.work_dir).glob('*.pth')):
+    earlier = checkpoints_in(cfg.work_dir)
+    if not earlier:
         return ''
     return (
         f'work_dir {str(cfg.work_dir)!r} has checkpoints of an earlier run; this new one replaces '
-        'those of the same names; --work-dir DIR keeps them, and --resume continues that run'
+        'those of the same names; --work-dir DIR keeps them, and --resume with one of them, such '
+        f'as {str(earlier[0])!r}, continues that run'
     )
 
 
@@ -471,10 +474,15 @@ def check_schedule(config: Config, runner: Runner) -> None:
             f'{shorter[-1]["begin"]} of {runner.max_iters} iterations'
         )
         return
-    schedules = [schedules] if isinstance(schedules, dict) else schedules
+    if isinstance(schedules, dict):
+        several = [] if 'type' in schedules else schedules.values()  # of several optimizers
+        lists = [part if isinstance(part, list) else [part] for part in several]
+        schedules = [*itertools.chain(*lists)] if several else [schedules]
     for number, schedule in enumerate(schedules, 1):
         by_epoch = schedule.get('by_epoch', True)
-        counts_epochs = by_epoch and not schedule.get('convert_to_iter_based')
+        # ReduceOnPlateau steps after a validation.
+        is_stepped = 'ReduceOnPlateau' not in str(schedule.get('type'))
+        counts_epochs = by_epoch and not schedule.get('convert_to_iter_based') and is_stepped
         if counts_epochs and isinstance(runner.train_loop, IterBasedTrainLoop):
             raise UserError(
                 f'{schedule.get("type")} of param_scheduler must have by_epoch=False, with begin, '

@@ -115,8 +115,11 @@ class Run:
         self.hook: StopSignalHook | None = None
         self.lock: TextIO | None = None
 
-    def claim(self, work_dir: str) -> None:
+    def claim(self, work_dir: str, launcher: str) -> None:
         """Refuse a work dir in which another training runs; the lock ends with the process."""
+        # On GPUs the processes join later, so mmengine.dist does not know the first one yet.
+        if launcher != 'none' and os.environ.get('RANK', '0') != '0':
+            return
         try:
             import fcntl
         except ImportError:  # Windows
@@ -133,7 +136,9 @@ class Run:
                     f'({self.lock.read(200).strip()}); name another --work-dir'
                 ) from None
             self.lock.truncate(0)
-            print(f'process {os.getpid()} on {socket.gethostname()}', file=self.lock, flush=True)
+            os.write(
+                self.lock.fileno(), f'process {os.getpid()} on {socket.gethostname()}'.encode()
+            )
 
     def release(self) -> None:
         if self.lock is not None:

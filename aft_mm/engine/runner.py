@@ -317,7 +317,9 @@ def apply_safe_defaults(cfg: Config) -> None:
         hook and hook.get('type') for hook in (*hooks.values(), *(cfg.get('custom_hooks') or ()))
     ]
     for name, hook in (('finite_loss', 'FiniteLossHook'), ('exact_resume', 'ExactResumeHook')):
-        if name not in hooks and not {hook, f'aft_mm.{hook}'} & {*given}:
+        if name in hooks and hooks[name] is None:
+            del hooks[name]  # mmengine knows None for its own hooks only
+        elif not {hook, f'aft_mm.{hook}'} & {*given}:
             hooks[name] = dict(type=f'aft_mm.{hook}')
     compiled = {'aft_mm.CompileHook', 'CompileHook'} & {*given}
     if cfg.get('compile') is None and not compiled and can_compile(cfg):

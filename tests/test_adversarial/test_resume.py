@@ -23,6 +23,7 @@ from aft_mm.checkpoint import (
 )
 from aft_mm.engine import SafeCheckpointHook
 from aft_mm.engine.preflight import choose_checkpoint
+from aft_mm.engine.run_guard import Run
 from aft_mm.outputs import write_whole
 
 from ..errors import stops
@@ -214,10 +215,9 @@ def test_a_finished_run_says_so(train, stopped, whole_run):
 def test_a_longer_run_trains_at_the_last_rate_and_says_so(train, stopped, whole_run):
     shutil.copy(whole_run / 'epoch_3.pth', stopped)
     log = train(stopped, 'train_cfg.max_epochs=4', resume='epoch_3.pth')
-    assert 'the schedule of the checkpoint has ended: the run goes on at its last rate' in log
-    assert (stopped / 'epoch_4.pth').exists() and 'has ended' not in train(
-        stopped, resume='epoch_2.pth'
-    )
+    assert 'train_cfg.max_epochs is 4, but the schedule of the checkpoint has ended' in log
+    assert (stopped / 'epoch_4.pth').exists()
+    assert 'has ended' not in train(stopped, resume='epoch_2.pth')
 
 
 def test_a_new_run_in_a_used_folder_is_announced_and_not_taken_for_the_old_one(train, stopped):
@@ -232,7 +232,10 @@ def test_a_new_run_in_a_used_folder_is_announced_and_not_taken_for_the_old_one(t
 def test_the_pointer_of_a_new_run_names_none_of_the_old(stopped):
     runner = SimpleNamespace(work_dir=str(stopped), message_hub=MessageHub.get_instance('anew'))
     runner.__dict__.update(iter=0, cfg={}, logger=logging.getLogger('anew'))
-    SafeCheckpointHook(interval=1).before_train(runner)
+    hook = SafeCheckpointHook(interval=1)
+    hook.before_train(runner)
+    assert (stopped / 'last_checkpoint').read_text() == 'epoch_2.pth'  # nothing is trained yet
+    hook.after_train_iter(runner, 0)
     assert (stopped / 'last_checkpoint').read_text() == 'none'
 
 
@@ -242,6 +245,9 @@ def test_a_copied_folder_resumes_from_its_own_files(stopped, tmp_path_factory):
     shutil.copytree(stopped, copy, dirs_exist_ok=True)
     choose_checkpoint(cfg := Config(dict(resume=True, work_dir=str(copy))))
     assert cfg.load_from == str(copy / 'epoch_2.pth')
+    (stopped / 'last_checkpoint').unlink()  # as in out_dir of a checkpoint hook
+    choose_checkpoint(cfg := Config(dict(resume=True, work_dir=str(copy))))
+    assert cfg.load_from == str(stopped / 'epoch_2.pth')
 
 
 def test_one_training_at_a_time_writes_to_a_folder(train, stopped):
@@ -259,21 +265,35 @@ def test_one_training_at_a_time_writes_to_a_folder(train, stopped):
 
 
 @pytest.mark.parametrize(
-    'save_best, name, moved, kept',
+    'launcher, rank, claims', [('none', '1', True), ('pytorch', '0', True), ('slurm', '1', False)]
+)
+def test_the_first_process_locks_the_folder(launcher, rank, claims, tmp_path, monkeypatch):
+    monkeypatch.setenv('RANK', rank)
+    (run := Run([])).claim(str(tmp_path / 'work'), launcher)
+    run.release()
+    assert (tmp_path / 'work/.lock').exists() == claims
+
+
+@pytest.mark.parametrize(
+    'save_best, name, moved, start, kept',
     [
-        ('acc', 'best_acc_epoch_2.pth', False, True),
-        ('acc', 'best_acc_epoch_2.pth', True, True),
-        ('acc', 'best_acc_epoch_9.pth', True, False),  # which is not here
-        ('f1', 'best_acc_epoch_2.pth', False, False),
+        ('acc', 'best_acc_epoch_2.pth', False, '', True),
+        ('acc', 'best_acc_epoch_2.pth', True, '', True),
+        ('acc', 'best_acc_epoch_2.pth', True, 'elsewhere/epoch_3.pth', False),
+        ('acc', 'best_acc_epoch_9.pth', True, '', False),  # which is not here
+        ('acc', 'best_acc_epoch_9.pth', False, '', False),
+        ('f1', 'best_acc_epoch_2.pth', False, '', False),
     ],
 )
-def test_the_best_score_counts_with_its_file_and_metric(save_best, name, moved, kept, tmp_path):
+def test_the_best_score_counts_with_its_file_and_metric(
+    save_best, name, moved, start, kept, tmp_path
+):
     (tmp_path / 'best_acc_epoch_2.pth').touch()
-    hub = MessageHub.get_instance(f'best-{save_best}-{name}-{moved}')
+    hub = MessageHub.get_instance(f'best-{save_best}-{name}-{moved}-{start}')
     hub.update_info('best_ckpt', str((tmp_path / 'gone' if moved else tmp_path) / name))
     hub.update_info('best_score', 0.5)
-    runner = SimpleNamespace(work_dir=str(tmp_path), message_hub=hub, iter=3, cfg={})
-    runner.logger = logging.getLogger('best')
+    runner = SimpleNamespace(work_dir=str(tmp_path), message_hub=hub, iter=3)
+    runner.logger, runner.cfg = logging.getLogger('best'), dict(load_from=start)
     SafeCheckpointHook(interval=1, save_best=save_best, rule='greater').before_train(runner)
     found = {'best_ckpt': str(tmp_path / name), 'best_score': 0.5} if kept else {}
     assert {key: hub.runtime_info[key] for key in hub.runtime_info if 'best' in key} == found

@@ -184,10 +184,14 @@ def test_a_resumed_run_counts_as_it_ran_last(tmp_path):
     assert read_scalars(tmp_path) == [*log(2)[:-1], again, *log(3, first=3)]
 
 
-def test_a_run_that_starts_anew_counts_alone(tmp_path):
+@pytest.mark.parametrize('resumed', [True, False])
+def test_the_text_log_says_where_a_run_goes_on(resumed, tmp_path):
     write(tmp_path / '20260101_000000/vis_data/scalars.json', log(3, interval=1))
-    write(tmp_path / '20260102_000000/vis_data/scalars.json', log(2, interval=3))
-    assert read_scalars(tmp_path) == log(2, interval=3)
+    write(tmp_path / '20260102_000000/vis_data/scalars.json', log(4, interval=5)[4:])
+    text = ' - INFO - resumed epoch: 2, iter: 14\n' * resumed + ' - INFO - Epoch(train) [3] '
+    (tmp_path / '20260102_000000/a.log').write_text(text)
+    before = [*log(2, interval=1), *log(3, interval=1, first=3)[:2]] * resumed
+    assert read_scalars(tmp_path) == [*before, *log(4, interval=5)[4:]]
 
 
 def test_the_length_of_a_single_epoch_is_in_the_text_log(tmp_path):

@@ -1,8 +1,8 @@
 """The arguments of every command, a function each, and here what several have; no slow imports."""
 
 import argparse
+import ast
 import glob
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ LATEST = '\0latest'
 #: Ends of the names of checkpoints, of the file that names one, and of exported files.
 WEIGHTS = ('.pth', '.pt', '.safetensors', POINTER, '.onnx', '.xml', '.pt2')
 #: Help text of the selection of layers or heads.
-_BRACES = re.compile(r"""\{\s*['"]?\w+['"]?\s*:\s*['"\w\[{(]""")
 LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
 
 
@@ -42,7 +41,7 @@ class Options(argparse.Action):
         for value in values:
             if not value.partition('=')[0] or '=' not in value:
                 parser.error(f'{option_string} needs KEY=VALUE, got {value!r}')
-            if 'dict(' in value or _BRACES.search(value):  # texts to mmengine
+            if 'dict(' in value or _holds_braces(value.partition('=')[2]):  # texts to mmengine
                 parser.error(f'{option_string} takes no dict as value, got {value!r}')
         from mmengine.config import DictAction
 
@@ -51,6 +50,14 @@ class Options(argparse.Action):
             take(parser, namespace, values, option_string)
         except (AssertionError, RecursionError):
             parser.error(f'{option_string} needs balanced brackets, got {" ".join(values)!r}')
+
+
+def _holds_braces(text: str) -> bool:
+    try:
+        nodes = [*ast.walk(ast.parse(text, mode='eval'))]
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    return any(isinstance(node, ast.Dict | ast.Set) for node in nodes)
 
 
 def add_flag(parser: argparse.ArgumentParser, name: str, about: str) -> None:

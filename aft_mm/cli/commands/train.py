@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import IterBasedTrainLoop, Runner
 
@@ -105,8 +104,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
         check_data(cfg, 'train', 'val')
         if cfg.get('default_scope') == 'mmdet':
             quiet_pycocotools()
-        if is_main_process():
-            run.claim(cfg.work_dir)
+        run.claim(cfg.work_dir, cfg.launcher)
         runner = build_runner(cfg)
         # In every checkpoint, for published weights.
         runner.message_hub.update_info('command', command_of(args))
@@ -162,18 +160,18 @@ def report(runner: Runner, args: argparse.Namespace, stopped: bool = False) -> N
         records = []
     losses = trained(records, 'loss')
     curves = ['--group', '/'.join(Path(runner.work_dir).parts[-2:]), runner.work_dir]
-    if hook is not None and best:
+    score = runner.message_hub.get_info('best_score', None)
+    if hook is not None and best and score is not None:
         # Not with any filename_tmpl; a name has _ instead of /.
         named = re.search(r'best_(.+)_(epoch|iter)_(\d+)\.pth$', str(best))
         when = f' at {UNITS[named[2]]} {named[3]}' if named else ''
-        score = float(runner.message_hub.get_info('best_score'))
         metric = hook.key_indicators[0]
         if metric != 'auto':  # which a resumed run without a validation has not replaced
             shown = [metric] if metric.startswith('bits_per_') or not losses else [metric, 'loss']
             curves += [word for name in shown for word in ('--metric', name)]
         elif named:
             metric = named[1]
-        lines['best'] = f'{metric} {score:.4g}{when}'
+        lines['best'] = f'{metric} {float(score):.4g}{when}'
     lines['checkpoint'] = os.path.relpath(checkpoint)
     summary = summary_of(runner, records, hook, metric)
     lines |= summary.sentences

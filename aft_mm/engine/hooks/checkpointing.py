@@ -260,6 +260,7 @@ class SafeCheckpointHook(CheckpointHook):
         if not elsewhere and not kwargs.get('backend_args'):
             kwargs['backend_args'] = ATOMIC_BACKEND
         super().__init__(**kwargs)
+        self.is_new = False
         if self.args:  # for save_checkpoint, which gets all of its arguments from here
             name = next(iter(self.args))
             close = get_close_matches(name, inspect.signature(CheckpointHook).parameters, n=1)
@@ -272,8 +273,7 @@ class SafeCheckpointHook(CheckpointHook):
             folder = Path(self.out_dir, folder.name)
         if is_main_process():
             remove_parts(folder)
-            if not runner.iter:
-                disown_checkpoints(runner.work_dir)
+            self.is_new = not runner.iter
         info = runner.message_hub.runtime_info
         self._adopt_best(info, folder, runner)
         for key in [key for key in info if key.startswith(('best_', 'keep_ckpt_ids', 'last_ckpt'))]:
@@ -293,24 +293,43 @@ class SafeCheckpointHook(CheckpointHook):
         runner.logger.addFilter(_is_no_own_deprecation)
         super().before_train(runner)
 
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        if self.is_new:
+            self.is_new = False
+            disown_checkpoints(runner.work_dir)
+        super().after_train_iter(runner, batch_idx, data_batch, outputs)
+
     def _adopt_best(self, info: dict, folder: Path, runner: Runner) -> None:
-        """Find the best checkpoints in the folder, and forget the scores of others."""
-        for key in [key for key in info if key.startswith('best_ckpt') and info[key]]:
-            name = Path(str(info[key])).name
-            if Path(folder, name).is_file():
-                info[key] = str(Path(folder, name))
+        """Find the best checkpoints of a copied folder, and forget the scores of others."""
+        if '://' in str(self.out_dir):
+            return
+        for key in [key for key in info if key.startswith('best_ckpt')]:
+            if not isinstance(info[key], str):
+                continue
+            name = os.path.basename(info[key])
+            here = os.path.join(folder, name)
+            if self._is_of(folder, runner) and os.path.isfile(here):
+                info[key] = here
             metric = key.removeprefix('best_ckpt').removeprefix('_')
             metric = metric or (self.key_indicators[0] if self.save_best else 'auto')
-            named = metric == 'auto' or name.startswith(f'best_{metric.replace("/", "_")}_')
-            if not named:
+            if metric != 'auto' and not name.startswith(f'best_{metric.replace("/", "_")}_'):
                 runner.logger.warning(
-                    f'save_best is {metric} now: the best score of the checkpoint is of {name}, '
-                    'which stays, and does not count'
+                    f'save_best is {metric} now: the best score of the checkpoint is of '
+                    f'{name:.100}, which stays, and does not count'
                 )
                 del info[key]
-            elif Path(folder, name).is_file():
-                continue
+            elif Path(info[key]).parent.resolve() == folder.resolve():
+                if os.path.isfile(here):
+                    continue
+                del info[key]
             info.pop(key.replace('best_ckpt', 'best_score'), None)
+
+    def _is_of(self, folder: Path, runner: Runner) -> bool:
+        """Return whether the run resumes from a checkpoint in this folder."""
+        loaded = runner.cfg.get('load_from')
+        return not loaded or Path(loaded).expanduser().resolve().parent == folder.resolve()
 
     def _foreign(self, key: str, value: Any, folder: Path, runner: Runner) -> str:
         if key.startswith('best_score'):
@@ -319,8 +338,7 @@ class SafeCheckpointHook(CheckpointHook):
             is_number = isinstance(value, Real) and not math.isnan(value)
             return '' if is_number else 'is not a number'
         if key == 'keep_ckpt_ids':
-            loaded = runner.cfg.get('load_from')
-            if loaded and Path(loaded).expanduser().resolve().parent != folder.resolve():
+            if not self._is_of(folder, runner):
                 return 'belongs to a run in another folder'
             whole = isinstance(value, list) and all(type(i) is int and i >= 0 for i in value)
             return '' if whole else 'is not a list of epochs or iterations'

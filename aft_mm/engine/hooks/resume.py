@@ -256,7 +256,7 @@ class ResumeCheckHook(Hook):
         loop, epoch, iteration = runner.train_loop, meta['epoch'], meta['iter']
         now = run_properties(runner)
         before = saved.get('num_processes', now['num_processes'])
-        unit, done, end = 'iteration', iteration, runner.max_iters
+        unit, done, end = 'iter', iteration, runner.max_iters
         if isinstance(loop, EpochBasedTrainLoop):
             unit, done, end = 'epoch', epoch, runner.max_epochs
             length = len(loop.dataloader)
@@ -278,17 +278,19 @@ class ResumeCheckHook(Hook):
         if done >= end:
             warn(
                 f'the run is finished ({unit} {done} of {end}): nothing is left to train; a '
-                f'longer one needs a larger train_cfg.max_{unit.removesuffix("ation")}s'
+                f'longer one needs a larger train_cfg.max_{unit}s'
             )
             return
-        saved_schedules = checkpoint.get('param_schedulers')
-        left = isinstance(saved_schedules, list) and [
-            state['end'] - state['_global_step'] for state in saved_schedules if 'end' in state
+        text, schedules = meta.get(CONFIG_TEXT), checkpoint.get('param_schedulers')
+        before = entry(text, 'train_cfg').get(f'max_{unit}s') if isinstance(text, str) else None
+        left = isinstance(schedules, list) and [
+            state['end'] - state['_global_step'] for state in schedules if 'end' in state
         ]
-        if left and max(left) == 0:  # the end of the training then, not of a warm-up
+        if left and max(left) <= 0 and isinstance(before, int) and end > before:
             warn(
-                'the schedule of the checkpoint has ended: the run goes on at its last rate; for '
-                'a longer schedule start a new run, with load_from=CHECKPOINT and without --resume'
+                f'train_cfg.max_{unit}s is {end}, but the schedule of the checkpoint has ended: '
+                'the run goes on at its last rate; for a longer schedule start a new run, with '
+                'load_from=CHECKPOINT and without --resume'
             )
 
 
