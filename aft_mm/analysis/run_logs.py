@@ -36,8 +36,8 @@ def read_scalars(path: str | Path) -> list[dict]:
     for file in files:
         later = _read(file)
         first = next((record['iter'] for record in later if 'iter' in record), math.inf)
-        begin = _resumed_at(file)
-        begin = first - 1 if begin is None else begin
+        resumed = _resumed_at(file)
+        begin = first - 1 if resumed is None else resumed
         again = [i for i, record in enumerate(records) if record.get('iter', 0) > begin]
         records = records[: again[0]] if again else records
         records = records if begin else []

@@ -296,7 +296,9 @@ class ResumeCheckHook(Hook):
 
 def _warn_of_kept(runner: Runner, meta: dict) -> None:
     trained = meta.get(CONFIG_TEXT)
-    wrapper = entry(trained, 'optim_wrapper') if isinstance(trained, str) else None
+    if not isinstance(trained, str):
+        return
+    wrapper = entry(trained, 'optim_wrapper')
     if not wrapper:
         return
     schedules = entry(trained, 'param_scheduler') or entry(trained, 'param_scheduler', list)
