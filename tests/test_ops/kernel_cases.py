@@ -41,6 +41,7 @@ def spread_keys(kind, key):
         'huge': key + 1e4 * torch.randn(key.shape).sign().to(key),
         'rising': key + 120 * token,
         'late': key + 1000 * (token == key.shape[1] - 1),
+        'absent': key.masked_fill(token % 3 == 1, -torch.inf),
         'lowest': torch.full_like(key, torch.finfo(key.dtype).min),
     }[kind]
 

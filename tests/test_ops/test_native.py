@@ -134,6 +134,13 @@ def test_biases_around_the_limit_of_the_loop(case, size, monkeypatch):
     inspect.unwrap(test)(case, 50, size, monkeypatch)
 
 
+@each('of', ['token', 'channel'])
+@each('case', [c for c in EDGES if c.parameters])
+def test_a_key_of_minus_infinity_has_no_weight(case, of, monkeypatch):
+    test = test_numerics.test_a_key_of_minus_infinity_has_no_weight
+    inspect.unwrap(test)(case, of, monkeypatch)
+
+
 @each('heads', [[2], [0, 1, 3]])
 @each('causal', [False, True])
 @DTYPES

@@ -161,18 +161,38 @@ def test_staircase(case, dtype, monkeypatch):
     compare(case, with_key(tensors, tensors[1].detach() - steps), monkeypatch, dtype)
 
 
-@each('case', [c for c in CASES if c.parameters])
+BIASED = each('case', [c for c in CASES if c.parameters])
+
+
+def with_large_bias(case, tensors):
+    """Return the inputs with w = ±80."""
+    if len(case.parameters) == 1:
+        return [*tensors[:3], tensors[3].detach().sign() * 80]
+    # u v' of rank one
+    big = [torch.zeros_like(part) for part in tensors[3:]]
+    big[0][:, 0], big[1][:, 0] = 80, torch.randn(len(big[1])).sign()
+    return [*tensors[:3], *big]
+
+
+@BIASED
 def test_large_bias(case, monkeypatch):
     """|w| up to 80, also with keys that compensate it."""
-    tensors = case.inputs(dtype=torch.float32)
-    if len(case.parameters) == 1:
-        big = [tensors[3].detach().sign() * 80]
-    else:  # u v' of rank one with entries of ±80
-        big = [torch.zeros_like(part) for part in tensors[3:]]
-        big[0][:, 0], big[1][:, 0] = 80, torch.randn(len(big[1])).sign()
+    tensors = with_large_bias(case, case.inputs(dtype=torch.float32))
     for scale in (1, 100):
-        scaled = with_key(tensors, tensors[1].detach() * scale)
-        compare(case, scaled[:3] + big, monkeypatch)
+        compare(case, with_key(tensors, tensors[1].detach() * scale), monkeypatch)
+
+
+@each('of', ['token', 'channel', 'sample'])
+@BIASED
+def test_a_key_of_minus_infinity_has_no_weight(case, of, monkeypatch):
+    """Whatever its w, also if another w of the row is e^-160 of it."""
+    tensors = with_large_bias(case, case.inputs(dtype=torch.float32))
+    key = tensors[1].detach()
+    shape = {'token': (*key.shape[:2], 1), 'channel': key.shape, 'sample': (len(key), 1, 1)}[of]
+    absent = torch.rand(shape) < 0.5
+    absent[0] |= of == 'sample'
+    for scale in (1, 100):
+        compare(case, with_key(tensors, (scale * key).masked_fill(absent, -torch.inf)), monkeypatch)
 
 
 @each('key_scale', [1, 100, 1e4])
@@ -212,7 +232,7 @@ def test_the_default_dtype_changes_nothing():
 
 
 @DTYPES
-@each('case', [c for c in CASES if c.parameters])
+@BIASED
 def test_suppressed_spike(case, dtype, monkeypatch):
     """w = −20 at the token itself under a key of +20: the difference of sums is 0/0 in float32."""
     tensors = case.inputs(dtype=dtype, bias_scale=0.0)

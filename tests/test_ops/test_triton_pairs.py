@@ -34,7 +34,9 @@ def test_bfloat16(monkeypatch):
     assert_close([got], oracle(case, tensors, monkeypatch)[:1], TOLERANCE[torch.bfloat16])
 
 
-@pytest.mark.parametrize(('kind', 'size'), [('huge', 25), ('late', -80), ('late', 80)])
+@pytest.mark.parametrize(
+    ('kind', 'size'), [('huge', 25), ('late', -80), ('late', 80), ('absent', 80)]
+)
 def test_keys_and_biases_of_any_size(kind, size, monkeypatch):
     case = pairs(33, causal=size > 0, heads=1 if size == 25 else None, masked=size == 80)
     query, key, value, bias = inputs(case, 2)
