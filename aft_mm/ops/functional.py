@@ -153,7 +153,7 @@ def aft_local(
 
     Args:
         pos_u: u [T, d']. Without `pos_v` w itself, on a 1-d grid: column ``s − 1 + (t' − t)`` of
-            row t is w[t, t'], [T, s] if causal and [T, 2s − 1] if not, s ≥ 1.
+            row t is w[t, t'], [T, s] if causal and [T, 2s − 1] if not, s ≥ 1; −inf hides a pair.
         pos_v: v [T, d'], or None if the bias is not factorised.
         window: s, 0 or larger; on a 2-d grid an int or (s_r, s_c).
         grid: (T,) or (H, W); None for (T,).
@@ -193,8 +193,8 @@ def aft_conv(
 
     Args:
         key: [B, T, h], one channel per head.
-        weight: w ``[h, *kernel]``, already reparameterised; sizes are odd and may exceed the grid.
-            Or its plan, from :func:`plan_conv`, for many calls with one w.
+        weight: w ``[h, *kernel]``, already reparameterised; sizes are odd and may exceed the grid,
+            and −inf hides a pair. Or its plan, from :func:`plan_conv`, for many calls with one w.
         grid: 1, 2 or 3 sizes, whose product is T.
         global_connectivity: Whether W is 1 outside the kernel, else 0.
     """

@@ -141,6 +141,13 @@ def test_a_key_of_minus_infinity_has_no_weight(case, of, monkeypatch):
     inspect.unwrap(test)(case, of, monkeypatch)
 
 
+@each('key_scale', [1, 100, 1e4])
+@each('case', [c for c in EDGES if c.parameters and c.op != 'aft_decay'])
+def test_a_bias_of_minus_infinity_hides_a_pair(case, key_scale, monkeypatch):
+    test = test_numerics.test_a_free_bias_of_minus_infinity_hides_a_pair
+    inspect.unwrap(test)(case, 1, key_scale, monkeypatch)
+
+
 @each('heads', [[2], [0, 1, 3]])
 @each('causal', [False, True])
 @DTYPES

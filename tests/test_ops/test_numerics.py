@@ -214,6 +214,21 @@ def test_a_bias_of_minus_infinity_hides_a_pair(per_sample, bias_scale, key_scale
     assert_close(got, expected, TOLERANCE[torch.float32], TERMS)
 
 
+@each('key_scale', [1, 100, 1e4])
+@each('bias_scale', [1, 30])
+@each('case', [c for c in CASES if len(c.parameters) == 1 and c.op != 'aft_decay'])
+def test_a_free_bias_of_minus_infinity_hides_a_pair(case, bias_scale, key_scale, monkeypatch):
+    """Also the largest key, and all keys of some rows where W is not 1 elsewhere."""
+    *tensors, bias = (x.detach() for x in case.inputs(dtype=torch.float32))
+    tensors[1] *= key_scale
+    hidden = torch.rand(bias.shape) < 0.4
+    hidden[-1] = True
+    bias = (bias_scale * bias).masked_fill(hidden, -torch.inf)
+    compare(case, [*tensors, bias], monkeypatch)
+    mask = torch.rand(tensors[1].shape[:2]) < 0.7
+    compare(case, [*tensors, bias], monkeypatch, key_mask=mask)
+
+
 def test_the_default_dtype_changes_nothing():
     tensors = torch.randn(3, 1, 40, 4).unbind()
     pos = torch.randn(2, 40, 2).unbind()

@@ -77,6 +77,18 @@ def test_float32_steps_are_exact_for_shifted_keys(case, offset):
     assert (rows.double() - expected).abs().max() < 2e-5
 
 
+@each('key_scale', [1, 100, 1e4])
+@each('case', [c for c in STEP_CASES if len(c.parameters) == 1 and c.op != 'aft_decay'])
+def test_a_bias_of_minus_infinity_hides_a_pair(case, key_scale):
+    *tensors, bias = (part.detach() for part in case.inputs())
+    tensors[1] *= key_scale
+    tensors.append(bias.masked_fill(torch.rand(bias.shape) < 0.4, -torch.inf))
+    if case.op != 'aft_conv':
+        tensors[3][0] = -torch.inf  # the first token sees nothing
+    rows, _ = feed(case, tensors, None, case.tokens, torch.float64)
+    torch.testing.assert_close(rows, case(*tensors))
+
+
 @pytest.mark.parametrize('first', [200.0, 1e4])
 def test_a_token_far_above_the_window_keeps_all_weight(first):
     query, key, value = torch.randn(3, 1, 9, CHANNELS).unbind()

@@ -70,8 +70,9 @@ def exact_conv_mean(
     if causal:  # in raster order the centre is the last
         entries = entries[: len(entries) // 2 + 1]
     largest = torch.full_like(key, lowest(key.dtype)).detach()
-    for offset, _ in entries:
-        largest = torch.maximum(largest, _at_offset(key.detach(), offset, -torch.inf))
+    for offset, bias in entries:
+        seen = key.detach().masked_fill(bias == -torch.inf, -torch.inf)
+        largest = torch.maximum(largest, _at_offset(seen, offset, -torch.inf))
     numerator, denominator = torch.zeros_like(value), torch.zeros_like(key)
     save_all = transformed()
     for start in range(0, len(entries), ENTRIES_AT_ONCE):
@@ -94,7 +95,8 @@ def _sum_entries(
 ) -> tuple[Tensor, Tensor]:
     numerator, denominator = torch.zeros_like(value), torch.zeros_like(key)
     for offset, bias in zip(offsets, biases, strict=True):
-        term = torch.exp(_at_offset(key, offset, -torch.inf) - largest) * torch.exp(bias)
+        # One exponential: that of a pair hidden by a bias of −∞ alone may be ∞.
+        term = torch.exp(_at_offset(key, offset, -torch.inf) - largest + bias)
         numerator = numerator + term * _at_offset(value, offset, 0.0)
         denominator = denominator + term
     return numerator, denominator

@@ -194,13 +194,20 @@ def weighted_mean(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
         return banded_mean(key.double(), value.double(), wide.tiles, wide.reach).to(key.dtype)
 
     def exact(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
-        wide = (x.double()[None, None] for x in (key, value, tiles[0]))
+        bias = _dense(tiles, band, len(key)) if band.global_term else tiles[0]
+        wide = (x.double()[None, None] for x in (key, value, bias))
         return exact_mean(*wide)[0, 0].to(key.dtype)
 
     def wide_path(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
-        if band.global_term or not may_read(tiles):  # a graph makes one choice, for |w| up to 80
+        if not may_read(tiles):  # a graph makes one choice, for |w| up to 80
             return safe(key, value, tiles)
-        return choose(_row_range(tiles, tiles) <= WIDE_RANGE, safe, exact, key, value, tiles)
+        if band.global_term:
+            # The largest key that a shift covers may be one that w hides from the row.
+            exponents = key_range(key, 0) + _bias_range(band)
+            is_exact = ~_hides_pairs(tiles, band) | (exponents <= WIDE_RANGE)
+        else:
+            is_exact = _row_range(tiles, tiles) <= WIDE_RANGE
+        return choose(is_exact, safe, exact, key, value, tiles)
 
     def by_range(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
         is_exact = _exact_columns(key, value, band)
@@ -237,16 +244,19 @@ def normalized_mean(key: Tensor, value: Tensor, visible: Tensor, band: BlockBand
 
 
 def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor | bool:
-    bias_range = _bias_range(band)
     if band.causal:
         # NaN also reaches earlier rows by 0 · NaN.
-        return key_range(key, 0) + bias_range + zero_if_finite(value) <= FAST_RANGE
+        return key_range(key, 0) + _bias_range(band) + zero_if_finite(value) <= FAST_RANGE
     # Whatever the keys are, if every row sees the largest.
-    whole_range = bias_range if band.global_term else _row_range(band.tiles, band.tiles)
+    tiles = band.tiles.detach()
+    if band.global_term:
+        whole_range = _range_with_zero(tiles, tiles)
+    else:
+        whole_range = _row_range(tiles, tiles)
     any_keys = whole_range <= FAST_BIAS_RANGE
     if may_read(any_keys) and any_keys:
         return True
-    return (key_range(key, 0) + bias_range <= FAST_RANGE) | any_keys
+    return (key_range(key, 0) + _bias_range(band) <= FAST_RANGE) | any_keys
 
 
 def _may_split(key: Tensor, value: Tensor, band: BlockBandedBias) -> bool:
@@ -260,14 +270,19 @@ def _exact_columns(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
 
 
 def _bias_range(band: BlockBandedBias) -> Tensor:
+    """Return the range of w without hidden pairs."""
     tiles = band.tiles.detach()
-    if band.global_term:  # tokens outside the tiles have w = 0 in every row
-        return tiles.amax().clamp_min(0) - _visible(tiles).amin().clamp_max(0)
-    return _row_range(tiles, _visible(tiles))
+    measure = _range_with_zero if band.global_term else _row_range
+    return measure(tiles, _visible(tiles))
 
 
 def _visible(tiles: Tensor) -> Tensor:
     return tiles.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
+
+
+def _range_with_zero(largest: Tensor, smallest: Tensor) -> Tensor:
+    # tokens outside the tiles have w = 0 in every row
+    return largest.amax().clamp_min(0) - smallest.amin().clamp_max(0)
 
 
 def _row_range(largest: Tensor, smallest: Tensor) -> Tensor:
@@ -276,6 +291,23 @@ def _row_range(largest: Tensor, smallest: Tensor) -> Tensor:
 
 def _future(tokens: int, device: torch.device) -> Tensor:
     return torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu(1)
+
+
+def _hides_pairs(tiles: Tensor, band: BlockBandedBias) -> Tensor:
+    """Return whether w is −∞ for a pair, not counting later tokens."""
+    hidden = tiles == -torch.inf
+    if band.causal:
+        hidden = hidden & ~F.pad(_future(band.block, tiles.device), (band.before * band.block, 0))
+    return hidden.any()
+
+
+def _dense(tiles: Tensor, band: BlockBandedBias, tokens: int) -> Tensor:
+    """Return w [T, T] of the tiles, 0 elsewhere."""
+    block, last = band.block, len(tiles) - 1
+    rows = [F.pad(x, (i * block, (last - i) * block)) for i, x in enumerate(tiles)]
+    first = band.before * block
+    dense = torch.cat(rows)[:tokens, first : first + tokens]
+    return dense.masked_fill(_future(tokens, dense.device), -torch.inf) if band.causal else dense
 
 
 def _skew(rows: Tensor, first: int, columns: int) -> Tensor:

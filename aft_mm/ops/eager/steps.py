@@ -126,6 +126,8 @@ def aft_local_learned_step(
     # Tokens that left the buffer have W = 1.
     older = (target + 1 - size).clamp_min(0).to(bias.dtype)
     normalizer = torch.logaddexp(bias.logsumexp(1, True), older.log())
+    # A row may see no pair.
+    normalizer = normalizer.masked_fill(normalizer == -torch.inf, 0)
     near = buffer_sums(state, bias - normalizer)
     keys = buffer_sums(state, torch.zeros_like(bias))
     outside = state.sums
