@@ -92,11 +92,14 @@ def per_channel(key: Tensor, value: Tensor) -> Tensor:
 def faded(sums: ShiftedSum, amount: Tensor) -> ShiftedSum:
     """Return the sums times ``e^−amount``, with a denominator near 1.
 
-    ``shift − amount`` would be rounded next to a key of 1e12, so the sums take its error.
+    ``shift − amount`` would be rounded next to a key of 1e12, so the sums take its error, as far as
+    they do not overflow or vanish. The shift of an empty sum stays the lowest.
     """
     tiny = torch.finfo(amount.dtype).tiny
-    shift = sums.shift + (sums.denominator.clamp_min(tiny).log() - amount)
-    scale = torch.exp((sums.shift - shift) - amount)
+    size = sums.denominator.clamp_min(tiny).log()
+    shift = (sums.shift + (size - amount)).clamp_min(lowest(amount.dtype))
+    exponent = ((sums.shift - shift) - amount).minimum(MAX_LEAD - size.clamp_min(0))
+    scale = torch.exp(exponent.maximum(-MAX_LEAD - size))
     return ShiftedSum(shift, sums.numerator * scale, sums.denominator * scale)
 
 
@@ -212,7 +215,8 @@ def prefill(
             sums = reduce(old_key, old_value, 1)
         else:
             high, age = column_shift(old_key, 1), (lengths[:, None] - 1 - indices).unsqueeze(-1)
-            sums = reduce((old_key - high) - decay.to(dtype) * age, old_value, 1)
+            lost = (decay.to(dtype) * age).masked_fill(age <= 0, 0)  # not 0 · ∞
+            sums = reduce((old_key - high) - lost, old_value, 1)
             rest = sums.shift.masked_fill(sums.denominator == 0, 0)
             sums = faded(sums._replace(shift=high), -rest)
     tokens = slot_tokens(lengths - 1, size).unsqueeze(-1)

@@ -89,6 +89,24 @@ def test_a_bias_of_minus_infinity_hides_a_pair(case, key_scale):
     torch.testing.assert_close(rows, case(*tensors))
 
 
+@each('prompt', [0, 5])
+@each('key_scale', [1, 1e4, 1e12])
+def test_steps_for_any_decay(key_scale, prompt):
+    """Also before the first token, with a sum that the decay cannot move, and for λ = ∞."""
+    decay = torch.tensor([0.3, -100, -1e3, 88.5, 1e30, torch.inf])
+    key, value = torch.randn(2, 3, 9, len(decay)).unbind()
+    key = key_scale * key
+    key[0, :2, :5] = -torch.inf
+    expected = ops.aft_decay(None, key, value, decay, gate='none')
+    state = ops.aft_decay_init_state(3, len(decay))
+    if prompt:
+        lengths, tokens = torch.full((3,), prompt), (key[:, :prompt], value[:, :prompt])
+        state = ops.prefill(state, *tokens, lengths, decay=decay)
+    for t in range(prompt, 9):
+        y, state = ops.aft_decay_step(state, None, key[:, t], value[:, t], decay, gate='none')
+        torch.testing.assert_close(y, expected[:, t], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize('first', [200.0, 1e4])
 def test_a_token_far_above_the_window_keeps_all_weight(first):
     query, key, value = torch.randn(3, 1, 9, CHANNELS).unbind()
