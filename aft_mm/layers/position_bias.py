@@ -108,14 +108,18 @@ class DistancePositionBias(Resettable):
         slope = decreasing_slopes(num_heads) * (8 if kind == 'log' else 1)
         self.log_slope = nn.Parameter(slope.log())
 
-    def forward(self, grid: Grid, source_grid: Grid | None = None) -> Tensor:
-        """Return w [h, T, S] for targets on `grid` and sources on `source_grid`."""
-        target = _range(self.log_slope, grid[0])[:, None]
-        return self._at(target - _range(self.log_slope, (source_grid or grid)[0]))
+    def forward(
+        self, grid: Grid, source_grid: Grid | None = None, by_offset: bool = False
+    ) -> Tensor:
+        """Return w [h, T, S] for targets on `grid` and sources on `source_grid`.
 
-    def kernel(self, length: int) -> Tensor:
-        """Return w [h, 2T − 1] by offset, ``t' − t = 0`` in the middle, for T = length."""
-        return self._at(_range(self.log_slope, 2 * length - 1) - (length - 1))
+        With `by_offset` it is [h, 2T − 1], ``t' − t = 0`` in the middle.
+        """
+        length = grid[0]
+        if by_offset:
+            return self._at(_range(self.log_slope, 2 * length - 1) - (length - 1))
+        target = _range(self.log_slope, length)[:, None]
+        return self._at(target - _range(self.log_slope, (source_grid or grid)[0]))
 
     def _at(self, offset: Tensor) -> Tensor:
         distance = offset.abs().to(self.log_slope.dtype)
@@ -157,12 +161,18 @@ class FactorizedPositionBias(GridParameters):
         nn.init.normal_(self.pos_u, std=init_std)
         nn.init.normal_(self.pos_v, std=init_std)
 
-    def factors(self, grid: Grid | None = None) -> tuple[Tensor, Tensor]:
-        """Return u and v [T, d'] for the tokens of `grid`."""
-        return self.on_grid(self.pos_u, grid), self.on_grid(self.pos_v, grid)
+    def forward(
+        self,
+        grid: Grid | None = None,
+        source_grid: Grid | None = None,
+        as_operands: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return w [T, S] for targets on `grid` and sources on `source_grid` (default: `grid`).
 
-    def forward(self, grid: Grid | None = None, source_grid: Grid | None = None) -> Tensor:
-        """Return w [T, S] for targets on `grid` and sources on `source_grid` (default: `grid`)."""
+        With `as_operands` it is u and v [T, d'] for the tokens of `grid`, as the op takes them.
+        """
+        if as_operands:
+            return self.on_grid(self.pos_u, grid), self.on_grid(self.pos_v, grid)
         with no_autocast(self.pos_u):
             pos_u = self.on_grid(self.pos_u, grid)
             pos_v = self.on_grid(self.pos_v, grid if source_grid is None else source_grid)
@@ -268,12 +278,15 @@ class FreeLocalPositionBias(GridParameters):
         self.weight = nn.Parameter(torch.empty(self.num_tokens, offsets))
         nn.init.normal_(self.weight, std=init_std)
 
-    def factors(self, grid: Grid | None = None) -> tuple[Tensor, None]:
-        """Return the rows of w for `grid`, and None for v, as the op expects."""
-        return self.on_grid(self.weight, grid), None
+    def forward(
+        self, grid: Grid | None = None, as_operands: bool = False
+    ) -> Tensor | tuple[Tensor, None]:
+        """Return w [T, T], 0 outside the window.
 
-    def forward(self) -> Tensor:
-        """Return w [T, T], 0 outside the window."""
+        With `as_operands` it is the rows of w for `grid`, and None for v, as the op takes them.
+        """
+        if as_operands:
+            return self.on_grid(self.weight, grid), None
         token = torch.arange(self.num_tokens, device=self.weight.device)
         column = self.reach + token - token[:, None]
         last = self.weight.shape[1] - 1

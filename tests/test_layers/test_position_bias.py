@@ -1,5 +1,6 @@
 """Position biases: eq. 7 and 8, gradients, sparsity, and other grids."""
 
+import copy
 import math
 from unittest import mock
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 from aft_mm.layers import AFTConv, AFTFull, AFTLocal
 from aft_mm.layers.grid import infer_grid, interpolate
@@ -19,6 +21,7 @@ from aft_mm.layers.position_bias import (
 )
 
 from ..errors import refuses
+from .mixer_cases import MIXERS, build, tokens
 
 
 @pytest.mark.parametrize('kernel', [(1,), (5,), (3, 7), (3, 1, 5)], ids=str)
@@ -59,7 +62,7 @@ def test_init_std_is_the_initial_standard_deviation(std):
     factors = FactorizedPositionBias(grid, 64, 1, std)
     conv = AFTConv(64, num_heads=32, kernel_size=11, grid=grid, init_std=std)
     started = [
-        *factors.factors(),
+        *factors(as_operands=True),
         FreePositionBias(grid, 1, std).weight,
         FreeLocalPositionBias((99,), 40, True, std).weight,
         AFTLocal(8, window=5, rank=64, grid=grid, init_std=std).pos_bias.pos_u,
@@ -345,3 +348,30 @@ def test_init_peak_starts_every_head_at_its_nearest_position(reparameterize):
     torch.testing.assert_close(mixer(x)[:, 2:], expected[:, 2:])
     message = 'init_peak must be a finite number, 0 or larger, got -1'
     refuses(message, AFTConv, 6, num_heads=3, kernel_size=5, init_peak=-1)
+
+
+@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize(
+    'name', [x for x in MIXERS if x.startswith(('AFTFull', 'AFTLocal')) and x != 'AFTLocalHard']
+)
+def test_a_pruned_bias_is_computed_in_every_call(name, causal):
+    """By a hook of the submodule, which only its call runs."""
+    mixer = build(name, causal=causal)
+    x = tokens((7,))
+    for key, _ in mixer.pos_bias.named_parameters():
+        # One at a time: masks of u and v could leave nothing.
+        pruned = copy.deepcopy(mixer)
+        mask = torch.rand(getattr(mixer.pos_bias, key).shape) < 0.6
+        prune.custom_from_mask(pruned.pos_bias, key, mask)
+        pruned(x).sum().backward()
+        with torch.no_grad():
+            getattr(pruned.pos_bias, f'{key}_orig').mul_(-20)
+        pruned(x).sum().backward()
+        expected = copy.deepcopy(mixer)
+        with torch.no_grad():
+            getattr(expected.pos_bias, key).mul_(-20 * mask)
+            torch.testing.assert_close(pruned(x), expected(x))
+            assert not torch.equal(pruned(x), mixer(x))
+            if causal:
+                steps = [m.step(x[:, 0], m.init_state(len(x)))[0] for m in (pruned, expected)]
+                torch.testing.assert_close(*steps)

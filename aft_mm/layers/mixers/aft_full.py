@@ -112,7 +112,7 @@ class AFTFull(AFTMixer):
     def position_bias(self) -> Tensor:
         """Return the learned w [1, T, T] or [1, T, S], with slopes by offset, [h, 2T − 1]."""
         if self.num_heads is not None:
-            slopes: Tensor = self.pos_bias.kernel(self._required_grid()[0])
+            slopes: Tensor = self.pos_bias(self._required_grid(), by_offset=True)
             return slopes
         bias: Tensor = self.pos_bias()
         return (bias.tril() if self.causal else bias).unsqueeze(0)
@@ -158,7 +158,7 @@ class AFTFull(AFTMixer):
         grid, options = self._required_grid(), self._state_options
         if self.num_heads is not None:
             # Keys have a bias per channel, as those of AFT-conv with D heads.
-            kernel = self.pos_bias.kernel(grid[0])
+            kernel = self.pos_bias(grid, by_offset=True)
             bias = kernel.repeat_interleave(self.embed_dims // self.num_heads, 0)
             options |= dict(num_heads=self.embed_dims, kernel_size=kernel.shape[1:], grid=grid)
             state = ops.aft_conv_init_state(batch_size, self.embed_dims, **options)

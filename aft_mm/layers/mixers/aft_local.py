@@ -87,8 +87,9 @@ class AFTLocal(OpMixer):
 
     def _op_bias(self, grid: Grid | None = None) -> Sequence[Tensor | None]:
         if self.longer != 'nearest' or grid is None or grid[0] <= self.pos_bias.num_tokens:
-            return self.pos_bias.factors(grid)
-        rows, pos_v = self.pos_bias.factors()
+            operands: Sequence[Tensor | None] = self.pos_bias(grid, as_operands=True)
+            return operands
+        rows, pos_v = self.pos_bias(as_operands=True)
         if pos_v is not None:
             rows = factor_band(rows, pos_v, self.reach, self.causal)
         return (nearest_band(rows, self.reach, grid[0]),)
