@@ -59,6 +59,9 @@ class ConvPlan:
         self._call: RepeatedCall | None = None
         self._kept: dict[Hashable, Any] | None = {} if constant else None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_call': None}  # guards of torch cannot be copied
+
     @property
     def is_constant(self) -> bool:
         return self._kept is not None

@@ -1,6 +1,7 @@
 """The plan that AFT-conv keeps in evaluation; test_stale_plan.py has changes of its bias."""
 
 import copy
+import pickle
 import warnings
 from unittest import mock
 
@@ -246,3 +247,21 @@ def test_values_of_a_kernel_are_read_once(monkeypatch):
         mixer(X), mixer(X[:1])
         counts.append(len(reads))
     assert counts == [1, 1, 3, 3]
+
+
+@pytest.mark.parametrize('backend', ['native,eager', 'eager'])
+@pytest.mark.parametrize(
+    'duplicate', [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_a_plan_can_be_copied_after_its_use(duplicate, backend, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, backend)
+    plan = ops.plan_conv(torch.randn(4, 3, 3))
+    query, value = torch.randn(2, 2, 20, 8)
+    key = torch.randn(2, 20, 4)
+    with torch.no_grad():
+        expected = ops.aft_conv(query, key, value, plan, grid=(4, 5))
+        assert plan._call is not None
+        other = duplicate(plan)
+        for _ in range(2):
+            got = ops.aft_conv(query, key, value, other, grid=(4, 5))
+            torch.testing.assert_close(got, expected, rtol=0, atol=0)
