@@ -1,5 +1,7 @@
 """Query, key and value from one product, on devices where that is faster."""
 
+import copy
+
 import pytest
 import torch
 
@@ -45,6 +47,21 @@ def test_a_hook_of_one_layer_is_called(monkeypatch):
     with torch.no_grad():
         mixer(x)
     assert called == [1]
+
+
+@pytest.mark.parametrize('bias', [True, False])
+def test_fused_weights_follow_to_another_dtype_and_device(bias):
+    mixer, x = build('AFTSimple', causal=True, qkv_bias=bias).eval(), torch.randn(2, 12)
+    expected = mixer.step(x, mixer.init_state(2))[0].double()
+    mixer.fuse_projections()
+    for dtype in (torch.float64, torch.bfloat16):
+        other = torch.nn.Sequential(copy.deepcopy(mixer)).to(dtype)[0]
+        got = other.step(x.to(dtype), other.init_state(2))[0]
+        assert got.dtype == dtype
+        error = (got.double() - expected).abs().max()
+        assert error < (1e-6 if dtype == torch.float64 else 2e-2)
+    fused = mixer.to('meta')._fused
+    assert fused.weight.is_meta and (fused.bias is None) != bias
 
 
 def test_channel_major_tokens_are_not_copied(monkeypatch):

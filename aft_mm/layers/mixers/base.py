@@ -309,6 +309,16 @@ class TokenMixer(Resettable):
         """Undo :meth:`fuse_projections`."""
         self._fused = None
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> 'TokenMixer':
+        # The fused weights follow to another dtype or device.
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        fused = self._fused
+        if fused is not None:
+            with torch.no_grad():
+                bias = None if fused.bias is None else fn(fused.bias)
+                self._fused = fused._replace(weight=fn(fused.weight), bias=bias)
+        return self
+
     def position_bias(self) -> Tensor | None:
         """Return the position bias w for plots, ``[1, T, T]`` or ``[h, *kernel]``, or None."""
         return None
