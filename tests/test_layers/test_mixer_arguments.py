@@ -110,6 +110,19 @@ def test_an_image_for_tokens_names_the_way_to_these():
     assert mixer(image.flatten(2).mT).shape == (2, 7, D)
 
 
+@pytest.mark.filterwarnings('ignore:The PyTorch API of nested tensors')
+def test_nested_and_sparse_tokens_are_refused():
+    mixer, parts = build('AFTSimple', causal=True), [torch.randn(3, D), torch.randn(2, D)]
+    for layout in (torch.strided, torch.jagged):
+        x = torch.nested.nested_tensor(parts, layout=layout)
+        message = 'must be dense, such as .* with cu_seqlens, got a nested tensor'
+        refuses(f'x {message}', mixer, x)
+        refuses(f'x {message}', mixer.prefill, x, torch.tensor([3, 2]))
+        refuses(f'memory {message}', build('AFTSimple'), tokens((7,)), memory=x)
+    x = torch.randn(2, D).to_sparse()
+    refuses('x_t must be dense, got a sparse', mixer.step, x, mixer.init_state(2))
+
+
 def test_memory_grid_and_lengths_are_checked():
     x = tokens((7,))
     message = 'memory must be None for AFTSimple'

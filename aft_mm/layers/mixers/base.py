@@ -44,7 +44,11 @@ TAKEN, PAIRS = ('grid', 'memory', 'key_mask', 'cu_seqlens'), ('position_bias', '
 
 
 def check_tokens(name: str, x: Tensor, *shape: str | int) -> None:
-    """Check for a float tensor of this shape, such as ('B', 'T', 192)."""
+    """Check for a dense float tensor of this shape, such as ('B', 'T', 192)."""
+    if isinstance(x, Tensor) and (x.layout != torch.strided or x.is_nested):
+        kind = 'nested' if x.is_nested else 'sparse'
+        hint = ', such as sequences in one row with cu_seqlens' * x.is_nested
+        raise ValueError(f'{name} must be dense{hint}, got a {kind} tensor')
     floats = isinstance(x, Tensor) and x.dtype in FLOATS
     if not floats or x.dim() != len(shape) or x.shape[-1] != shape[-1]:
         is_image = floats and len(shape) == 3 and x.dim() == 4
