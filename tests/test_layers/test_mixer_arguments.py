@@ -7,7 +7,7 @@ import torch
 
 from ..errors import refuses
 from ..helpers import each
-from .mixer_cases import MIXERS, D, build, tokens
+from .mixer_cases import MIXERS, ONE_DIMENSIONAL, D, build, tokens
 
 # The mixer, arguments other than its `example`, and the error.
 BAD = [
@@ -121,6 +121,17 @@ def test_nested_and_sparse_tokens_are_refused():
         refuses(f'memory {message}', build('AFTSimple'), tokens((7,)), memory=x)
     x = torch.randn(2, D).to_sparse()
     refuses('x_t must be dense, got a sparse', mixer.step, x, mixer.init_state(2))
+
+
+@each('name', MIXERS)
+def test_no_tokens_are_refused(name):
+    mixer, x = build(name), tokens((7,))
+    refuses('x must have 1 or more tokens, got 0', mixer, x[:, :0])
+    if mixer.takes_memory:
+        refuses('memory must have 1 or more tokens, got 0', mixer, x, memory=x[:, :0])
+    if mixer.takes_prefix_tokens and name not in ONE_DIMENSIONAL:
+        mixer = build(name, num_prefix_tokens=1)
+        refuses('x must have 1 or more tokens after 1 prefix tokens, got 0', mixer, x[:, :1])
 
 
 def test_memory_grid_and_lengths_are_checked():

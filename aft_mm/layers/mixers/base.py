@@ -217,6 +217,8 @@ class TokenMixer(Resettable):
                 f'got {list(memory.shape)}'
             )
         check_tokens('memory', memory, 'B', 'S', self.embed_dims)
+        if memory.shape[1] == 0:
+            raise ValueError('memory must have 1 or more tokens, got 0')
         memory = memory if key_mask is None else hide_tokens(memory, key_mask)
         return ProjectedMemory(self.key(memory), self.value(memory), key_mask)
 
@@ -421,7 +423,10 @@ class TokenMixer(Resettable):
             grid = (length,)
         else:
             grid = self.grid
-        if prod(grid) != length or length < 1:
+        if length < 1:
+            after = f' after {self.num_prefix_tokens} prefix tokens' * (self.num_prefix_tokens > 0)
+            raise ValueError(f'x must have 1 or more tokens{after}, got {max(length, 0)}')
+        if prod(grid) != length:
             raise ValueError(
                 f'grid must hold {num_tokens} tokens with {self.num_prefix_tokens} prefix tokens, '
                 f'got {tuple(grid)}'
