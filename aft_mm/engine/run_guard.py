@@ -120,10 +120,10 @@ class Run:
         # On GPUs the processes join later, so mmengine.dist does not know the first one yet.
         if launcher != 'none' and os.environ.get('RANK', '0') != '0':
             return
-        try:
-            import fcntl
-        except ImportError:  # Windows
+        if sys.platform == 'win32':
             return
+        import fcntl
+
         with suppress(OSError):  # an unwritable folder is refused later; some systems have no locks
             Path(work_dir).mkdir(parents=True, exist_ok=True)
             self.lock = Path(work_dir, LOCK).open('a+')
