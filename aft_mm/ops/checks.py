@@ -22,10 +22,17 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 def check_tensor(name: str, x: Any, like: Tensor | None = None) -> None:
     if not isinstance(x, Tensor) or x.dtype not in FLOATS:
         refuse(name, 'a tensor of float64, float32, bfloat16 or float16', x)
-    if x.layout != torch.strided or x.is_nested:
-        raise ValueError(f'{name} must be dense, got a sparse or nested tensor')
+    check_dense(name, x)
     if like is not None and x.device != like.device:
         raise ValueError(f'{name} must be on {like.device} with the others, got {x.device}')
+
+
+def check_dense(name: str, x: Tensor) -> None:
+    if x.is_nested:
+        hint = 'such as sequences in one row with cu_seqlens'
+        raise ValueError(f'{name} must be dense, {hint}, got a nested tensor')
+    if x.layout != torch.strided:
+        raise ValueError(f'{name} must be dense, got a sparse tensor')
 
 
 def has_shape(x: Tensor, shape: Sequence[int]) -> bool:

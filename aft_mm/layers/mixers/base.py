@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from aft_mm import ops
 from aft_mm.checks import check_config, check_flag, check_int, check_probability, refuse
 from aft_mm.errors import unknown_argument
-from aft_mm.ops.checks import FLOATS, check_lengths, check_mask
+from aft_mm.ops.checks import FLOATS, check_dense, check_lengths, check_mask
 from aft_mm.ops.gates import Gate, check_gate
 from aft_mm.registry import MODELS
 
@@ -45,10 +45,8 @@ TAKEN, PAIRS = ('grid', 'memory', 'key_mask', 'cu_seqlens'), ('position_bias', '
 
 def check_tokens(name: str, x: Tensor, *shape: str | int) -> None:
     """Check for a dense float tensor of this shape, such as ('B', 'T', 192)."""
-    if isinstance(x, Tensor) and (x.layout != torch.strided or x.is_nested):
-        kind = 'nested' if x.is_nested else 'sparse'
-        hint = ', such as sequences in one row with cu_seqlens' * x.is_nested
-        raise ValueError(f'{name} must be dense{hint}, got a {kind} tensor')
+    if isinstance(x, Tensor):
+        check_dense(name, x)
     floats = isinstance(x, Tensor) and x.dtype in FLOATS
     if not floats or x.dim() != len(shape) or x.shape[-1] != shape[-1]:
         is_image = floats and len(shape) == 3 and x.dim() == 4

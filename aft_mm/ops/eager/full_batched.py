@@ -103,8 +103,8 @@ def _weighted_mean(
             key = key.masked_fill(~key_mask[:, None, :, None], 0)
         absent = key.detach().amin() == -torch.inf
         if not may_read(absent) or absent:
-            # a row may have its largest w at a key of −∞, which the range of keys leaves out
-            keys = keys + torch.where(absent, _range_of_visible(bias), 0)
+            # a row may have its largest w at a key of −∞, which the range of keys ignores
+            keys = keys + torch.where(absent, key_range(bias, -1), 0)
         if differ:
             # 0 times a NaN that a row does not see is NaN
             return keys + zero_if_finite(value) <= largest
@@ -124,13 +124,6 @@ def _weighted_mean(
     # Keys of a small range allow any w. If all rows see the largest key, a w of a small range
     # allows any keys.
     return choose(is_exact(key, value, bias, FAST_BIAS_RANGE), _mean, safe, key, value, bias)
-
-
-def _range_of_visible(bias: Tensor) -> Tensor:
-    """Return the largest range of w of a row, at least 0, without hidden pairs."""
-    bias = bias.detach()
-    smallest = bias.masked_fill(bias == -torch.inf, torch.inf).amin(-1)
-    return (bias.amax(-1) - smallest).amax().clamp_min(0)
 
 
 def _is_plain_exact(key: Tensor, value: Tensor, bias: Tensor, masked: bool) -> bool:
