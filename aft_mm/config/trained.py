@@ -50,6 +50,27 @@ def model_options(model: Mapping, preprocessor: Mapping | None) -> dict[str, Any
     return dict(options({**model, **({'preprocessor': preprocessor} if preprocessor else {})}))
 
 
+def differences(
+    now: Mapping[str, Any], before: Mapping[str, Any], form: str, inside: str = ''
+) -> str:
+    """Name the first three options that differ, '' if none does.
+
+    Args:
+        now, before: Options by place.
+        form: Format of the place, its value now and that before.
+        inside: Part of the places that are compared.
+    """
+    differ = [
+        # A place may be from a checkpoint.
+        form.format(
+            f'{place!r:.80}'.strip("'"), *(f'{x.get(place, DEFAULT)!r:.80}' for x in (now, before))
+        )
+        for place in dict.fromkeys([*now, *before])
+        if inside in place and now.get(place, DEFAULT) != before.get(place, DEFAULT)
+    ]
+    return '; '.join(differ[:3]) + f' and {len(differ) - 3} more' * (len(differ) > 3)
+
+
 def warn_of_other_options(config: Mapping, trained: str, inside: str = '') -> None:
     """Warn of options of a model that the config of its checkpoint has otherwise.
 
@@ -66,12 +87,6 @@ def warn_of_other_options(config: Mapping, trained: str, inside: str = '') -> No
     before = model_options(model, entry(trained, 'data_preprocessor'))
     model = config['model'].get('module', config['model'])  # inside of a test-time augmentation
     now = model_options(model, config.get('data_preprocessor'))
-    differ = [
-        f'{place!r:.80}'.strip("'")
-        + f'={now.get(place, DEFAULT)!r:.80}, trained with {before.get(place, DEFAULT)!r:.80}'
-        for place in dict.fromkeys([*now, *before])
-        if inside in place and now.get(place, DEFAULT) != before.get(place, DEFAULT)
-    ]
+    differ = differences(now, before, '{}={}, trained with {}', inside)
     if differ:
-        more = f' and {len(differ) - 3} more' if len(differ) > 3 else ''
-        warn(f'the model has other options than its weights: {"; ".join(differ[:3])}{more}')
+        warn(f'the model has other options than its weights: {differ}')

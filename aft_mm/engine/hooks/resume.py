@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aft_mm.checkpoint import CONFIG_TEXT, HUB_KEYS
 from aft_mm.config.texts import entry
-from aft_mm.config.trained import DEFAULT, options
+from aft_mm.config.trained import differences, options
 from aft_mm.errors import UserError
 from aft_mm.openmmlab import warn
 from aft_mm.registry import HOOKS
@@ -281,39 +281,32 @@ class ResumeCheckHook(Hook):
                 f'longer one needs a larger train_cfg.max_{unit}s'
             )
             return
-        text, schedules = meta.get(CONFIG_TEXT), checkpoint.get('param_schedulers')
-        before = entry(text, 'train_cfg').get(f'max_{unit}s') if isinstance(text, str) else None
+        schedules = checkpoint.get('param_schedulers')
+        before = entry(meta.get(CONFIG_TEXT, ''), 'train_cfg').get(f'max_{unit}s')
         left = isinstance(schedules, list) and [
             state['end'] - state['_global_step'] for state in schedules if 'end' in state
         ]
         if left and max(left) <= 0 and isinstance(before, int) and end > before:
             warn(
                 f'train_cfg.max_{unit}s is {end}, but the schedule of the checkpoint has ended: '
-                'the run goes on at its last rate; for a longer schedule start a new run, with '
+                'the run continues at its last rate; for a longer schedule start a new run, with '
                 'load_from=CHECKPOINT and without --resume'
             )
 
 
 def _warn_of_kept(runner: Runner, meta: dict) -> None:
-    trained = meta.get(CONFIG_TEXT)
-    if not isinstance(trained, str):
-        return
+    trained = meta.get(CONFIG_TEXT, '')
     wrapper = entry(trained, 'optim_wrapper')
     if not wrapper:
         return
     schedules = entry(trained, 'param_scheduler') or entry(trained, 'param_scheduler', list)
     before = _kept(wrapper, schedules)
     now = _kept(runner.cfg.get('optim_wrapper'), runner.cfg.get('param_scheduler'))
-    ignored = [
-        f'{place}={now.get(place, DEFAULT)!r:.80} (was {before.get(place, DEFAULT)!r:.80})'
-        for place in dict.fromkeys([*now, *before])
-        if now.get(place, DEFAULT) != before.get(place, DEFAULT)
-    ]
+    ignored = differences(now, before, '{}={} (was {})')
     if ignored:
-        more = f' and {len(ignored) - 3} more' if len(ignored) > 3 else ''
         warn(
             'a resumed run keeps the optimizer and schedule of its checkpoint, so this is ignored: '
-            f'{", ".join(ignored[:3])}{more}; a new run with load_from=CHECKPOINT uses it'
+            f'{ignored}; a new run with load_from=CHECKPOINT uses it'
         )
 
 
