@@ -15,7 +15,7 @@ from aft_mm.errors import UserError
 
 CLOCKS = ('step', 'time', 'data_time')
 MOST_DECIMALS = 8  # beyond this is rounding noise
-# The scalars do not contain the epoch length.
+# The scalars contain neither the iteration of a resume nor the epoch length.
 _RESUMED = re.compile(r' - INFO - resumed epoch: \d+, iter: (\d+)')
 _EPOCH_LENGTH = re.compile(r'Epoch\(train\)\s*\[\s*\d+\]\[\s*\d+/(\d+)\]')
 
@@ -24,7 +24,7 @@ def read_scalars(path: str | Path) -> list[dict]:
     """Read the log of a run, written by mmengine's LocalVisBackend, one dict per record.
 
     ``path`` is a file of JSON lines (``vis_data/scalars.json``), or a work dir, in which the last
-    log of repeated iterations and validations counts, and a run that starts anew alone.
+    log of repeated iterations and validations counts, and a new run replaces earlier ones.
     """
     path = Path(path)
     files = sorted(path.glob('*/vis_data/scalars.json')) if path.is_dir() else [path]
@@ -34,13 +34,13 @@ def read_scalars(path: str | Path) -> list[dict]:
         )
     records: list[dict] = []
     for file in files:
-        later = _read(file)
+        text = _text_log(file)
+        later = _read(file, text)
         first = next((record['iter'] for record in later if 'iter' in record), math.inf)
-        resumed = _resumed_at(file)
+        resumed = _resumed_at(text)
         begin = first - 1 if resumed is None else resumed
-        again = [i for i, record in enumerate(records) if record.get('iter', 0) > begin]
-        records = records[: again[0]] if again else records
-        records = records if begin else []
+        again = (i for i, record in enumerate(records) if record.get('iter', 0) > begin)
+        records = records[: next(again, len(records)) if begin else 0]
         # A resumed run validates its checkpoint once more.
         before = itertools.takewhile(lambda record: not is_training(record), later)
         repeated = {record.get('step') for record in before}
@@ -49,7 +49,7 @@ def read_scalars(path: str | Path) -> list[dict]:
     return records
 
 
-def _read(file: Path) -> list[dict]:
+def _read(file: Path, text: str) -> list[dict]:
     try:
         *lines, last = file.read_text(encoding='utf-8').split('\n')
         records = [json.loads(line) for line in lines]
@@ -61,23 +61,26 @@ def _read(file: Path) -> list[dict]:
         raise UserError(f'{str(file)!r} is not a log of JSON lines: {error}') from error
     if not all(isinstance(record, dict) for record in records):
         raise UserError(f'{str(file)!r} is not a log of JSON lines: a line is not a dict')
-    for text_log in file.parent.parent.glob('*.log') if file.name == 'scalars.json' else ():
-        length = _EPOCH_LENGTH.search(text_log.read_text(encoding='utf-8', errors='replace'))
-        if length:
-            for record in records:
-                if 'epoch' in record:
-                    record['epoch_length'] = int(length.group(1))
+    length = _EPOCH_LENGTH.search(text)
+    if length:
+        for record in records:
+            if 'epoch' in record:
+                record['epoch_length'] = int(length[1])
     return records
 
 
-def _resumed_at(file: Path) -> int | None:
-    """Return the iteration from which a run went on, 0 for a new one, None if no log says it."""
-    for text_log in file.parent.parent.glob('*.log') if file.name == 'scalars.json' else ():
-        text = text_log.read_text(encoding='utf-8', errors='replace')
-        found = _RESUMED.search(text)
-        if found or '(train)' in text:
-            return int(found[1]) if found else 0
-    return None
+def _text_log(file: Path) -> str:
+    """Return the text that a run logged with its scalars."""
+    logs = sorted(file.parent.parent.glob('*.log')) if file.name == 'scalars.json' else ()
+    return '\n'.join(log.read_text(encoding='utf-8', errors='replace') for log in logs)
+
+
+def _resumed_at(text: str) -> int | None:
+    """Return the iteration that a run resumed from, 0 for a new one, None if no log says it."""
+    found = _RESUMED.search(text)
+    if found:
+        return int(found[1])
+    return 0 if '(train)' in text else None
 
 
 def is_training(record: dict) -> bool:

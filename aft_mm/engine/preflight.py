@@ -475,9 +475,9 @@ def check_schedule(config: Config, runner: Runner) -> None:
         )
         return
     if isinstance(schedules, dict):
-        several = [] if 'type' in schedules else schedules.values()  # of several optimizers
-        lists = [part if isinstance(part, list) else [part] for part in several]
-        schedules = [*itertools.chain(*lists)] if several else [schedules]
+        parts = [schedules] if 'type' in schedules else schedules.values()  # of several optimizers
+        lists = (part if isinstance(part, list) else [part] for part in parts)
+        schedules = [*itertools.chain(*lists)]
     for number, schedule in enumerate(schedules, 1):
         by_epoch = schedule.get('by_epoch', True)
         # ReduceOnPlateau steps after a validation.

@@ -136,6 +136,7 @@ class Run:
                     f'({self.lock.read(200).strip()}); name another --work-dir'
                 ) from None
             self.lock.truncate(0)
+            # Unbuffered, as closing the file would raise on a full disk.
             os.write(
                 self.lock.fileno(), f'process {os.getpid()} on {socket.gethostname()}'.encode()
             )

@@ -303,7 +303,7 @@ def load_run_config(args: argparse.Namespace) -> Config:
 def apply_safe_defaults(cfg: Config) -> None:
     """Make training write checkpoints atomically, resume exactly and stop at a non-finite loss.
 
-    An entry None in ``default_hooks`` leaves a hook out. On CUDA, training is also compiled unless
+    An entry None in ``default_hooks`` disables a hook. On CUDA, training is also compiled unless
     ``compile`` is in the config.
     """
     if cfg.get('default_hooks') is None:

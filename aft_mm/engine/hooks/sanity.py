@@ -202,7 +202,7 @@ class FiniteLossHook(Hook):
         if self.loss is not None:
             self._check(runner, {})
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # `compile` of mmengine traces the step of the optimizer, and its hooks
     def _check(self, runner: Runner, gradients: dict[str, Tensor]) -> None:
         assert self.loss is not None  # of the forward pass before
         values = torch.stack([self.loss.float(), *gradients.values()])
