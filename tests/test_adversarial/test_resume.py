@@ -230,8 +230,8 @@ def test_a_new_run_in_a_used_folder_is_announced_and_not_taken_for_the_old_one(t
 
 
 def test_the_pointer_of_a_new_run_names_none_of_the_old(stopped):
-    runner = SimpleNamespace(work_dir=str(stopped), message_hub=MessageHub.get_instance('anew'))
-    runner.__dict__.update(iter=0, cfg={}, logger=logging.getLogger('anew'))
+    runner = SimpleNamespace(work_dir=str(stopped), message_hub=MessageHub.get_instance('new'))
+    runner.__dict__.update(iter=0, cfg={}, logger=logging.getLogger('new'))
     hook = SafeCheckpointHook(interval=1)
     hook.before_train(runner)
     assert (stopped / 'last_checkpoint').read_text() == 'epoch_2.pth'  # nothing is trained yet

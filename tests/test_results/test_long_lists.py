@@ -67,53 +67,48 @@ def milliseconds(folder):
     return {row['config']: row['milliseconds'] for row in rows}
 
 
+def check_row(cells, folder, label, seconds, p, more=()):
+    """Compare updates, bits, accuracy, further numbers, the lead of AFT-simple and its p."""
+    found = runs(folder, MODELS[label])
+    updates = int(1e3 * seconds / milliseconds(folder)[found[0]['config']])
+    assert [run['epoch_length'] for run in found] == 5 * [updates]
+    numbers = [
+        [updates],
+        mean_and_half(values(folder, MODELS[label], BITS)),
+        mean_and_half(values(folder, MODELS[label], ACCURACY)),
+        *more,
+    ]
+    if MODELS[label] != FIRST:
+        lead = Claim((folder, ACCURACY), FIRST, MODELS[label])
+        numbers += [[lead.mean, lead.half], [p[MODELS[label]]]]
+    for cell, expected in zip(cells, numbers, strict=False):
+        assert reprinted(cell, expected) == cell, (label, cell)
+
+
 def test_the_table_of_longer_lists():
-    others = [MODELS[label] for label in LONGER_MODELS[1:]]
-    times, p = milliseconds(LONGER), corrected(folder=LONGER, others=others)
+    p = corrected(folder=LONGER, others=[MODELS[label] for label in LONGER_MODELS[1:]])
     rows = {label: cells for label, *cells in rows_of(MIXERS, '| mixer | updates')}
     assert [*rows] == sorted(
         LONGER_MODELS, key=lambda x: -mean_and_half(values(LONGER, MODELS[x], ACCURACY))[0]
     )
     for label, cells in rows.items():
-        found = runs(LONGER, MODELS[label])
-        assert {run['lr'] for run in found} == {runs(FOLDER, MODELS[label])[0]['lr']}
-        updates = int(1e3 * LONGER_SECONDS / times[found[0]['config']])
-        assert [run['epoch_length'] for run in found] == 5 * [updates]
-        numbers = [
-            [updates],
-            mean_and_half(values(LONGER, MODELS[label], BITS)),
-            mean_and_half(values(LONGER, MODELS[label], ACCURACY)),
-        ]
-        if MODELS[label] != FIRST:
-            lead = Claim((LONGER, ACCURACY), FIRST, MODELS[label])
-            numbers += [[lead.mean, lead.half], [p[MODELS[label]]]]
-        for cell, expected in zip(cells, numbers, strict=False):
-            assert reprinted(cell, expected) == cell, (label, cell)
+        rates = {run['lr'] for run in runs(LONGER, MODELS[label])}
+        assert rates == {runs(FOLDER, MODELS[label])[0]['lr']}
+        check_row(cells, LONGER, label, LONGER_SECONDS, p)
 
 
 def test_the_table_of_long_lists():
-    times, p = milliseconds(FOLDER), corrected()
+    p = corrected()
     rows = {label: cells for label, *cells in rows_of(MIXERS, '| mixer | rate')}
     assert rows.keys() == MODELS.keys()
     for label, (rate, *cells) in rows.items():
         found = runs(FOLDER, MODELS[label])
-        ms = times[found[0]['config']]
-        assert [run['epoch_length'] for run in found] == 5 * [int(1e3 * SECONDS / ms)]
         assert {run['lr'] for run in found} == {chosen_rate(MODELS[label])} == {float(rate)}
-        numbers = [
-            [found[0]['epoch_length']],
-            mean_and_half(values(FOLDER, MODELS[label], BITS)),
-            mean_and_half(values(FOLDER, MODELS[label], ACCURACY)),
-            *(
-                [statistics.mean(run['tests'][part][ACCURACY] for run in found)]
-                for part in ('32 to 64 tokens', '64 to 128 tokens')
-            ),
-        ]
-        if MODELS[label] != FIRST:
-            lead = Claim((FOLDER, ACCURACY), FIRST, MODELS[label])
-            numbers += [[lead.mean, lead.half], [p[MODELS[label]]]]
-        for cell, expected in zip(cells, numbers, strict=False):
-            assert reprinted(cell, expected) == cell, (label, cell)
+        parts = (
+            [statistics.mean(run['tests'][part][ACCURACY] for run in found)]
+            for part in ('32 to 64 tokens', '64 to 128 tokens')
+        )
+        check_row(cells, FOLDER, label, SECONDS, p, parts)
 
 
 @pytest.mark.parametrize(
