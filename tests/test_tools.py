@@ -113,6 +113,17 @@ def test_launcher_needs_its_environment(tool, config, monkeypatch, launcher):
         refuses(f"launcher='{launcher}' needs .*_?RANK|PROCID", train.load_run_config, args)
 
 
+def test_the_first_of_several_best_metrics_is_in_the_summary(run, root, config, tmp_path):
+    (tmp_path / 'text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
+    options = 'default_hooks.checkpoint.save_best=[perplexity_per_char,bits_per_char]'
+    words = '--work-dir', 'work', '--cfg-options', options, 'train_cfg.max_epochs=1'
+    result = run(root / 'tools/train.py', config('tiny_text'), *words, cwd=tmp_path)
+    best = 'best       perplexity_per_char .* at epoch 1\n'
+    name = 'work/best_perplexity_per_char_epoch_1.pth'
+    assert re.search(f'{best}checkpoint {name}\n', result.stdout), result.stdout + result.stderr
+    assert (tmp_path / name).exists()
+
+
 def test_changes_when_a_checkpoint_is_loaded(run, root, config, tmp_path):
     """A resumed run uses its old rate and the new clip_grad; load_from uses the new rate."""
     (tmp_path / 'text.txt').write_bytes(np.random.default_rng(0).bytes(4000))

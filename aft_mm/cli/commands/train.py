@@ -149,7 +149,11 @@ def whole_config(runner: Runner) -> str:
 def report(runner: Runner, args: argparse.Namespace, stopped: bool = False) -> None:
     """Judge the training, plot it unless it was stopped, and name its checkpoint and the next command."""
     hook = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
-    best = getattr(hook, 'best_ckpt_path', None)
+    names = getattr(hook, 'key_indicators', [])
+    if several := len(names) > 1:  # the first metric of save_best counts
+        best = hook.best_ckpt_path_dict.get(names[0])
+    else:
+        best = getattr(hook, 'best_ckpt_path', None)
     checkpoint = best or runner.message_hub.get_info('last_ckpt')
     if not checkpoint or runner.rank:
         return
@@ -160,12 +164,12 @@ def report(runner: Runner, args: argparse.Namespace, stopped: bool = False) -> N
         records = []
     losses = trained(records, 'loss')
     curves = ['--group', '/'.join(Path(runner.work_dir).parts[-2:]), runner.work_dir]
-    score = runner.message_hub.get_info('best_score', None)
-    if hook is not None and best and score is not None:
+    score = runner.message_hub.get_info(f'best_score_{names[0]}' if several else 'best_score', None)
+    if best and score is not None:
         # Not with any filename_tmpl; a name has _ instead of /.
         named = re.search(r'best_(.+)_(epoch|iter)_(\d+)\.pth$', str(best))
         when = f' at {UNITS[named[2]]} {named[3]}' if named else ''
-        metric = hook.key_indicators[0]
+        metric = names[0]
         if metric != 'auto':  # which a resumed run without a validation has not replaced
             shown = [metric] if metric.startswith('bits_per_') or not losses else [metric, 'loss']
             curves += [word for name in shown for word in ('--metric', name)]
