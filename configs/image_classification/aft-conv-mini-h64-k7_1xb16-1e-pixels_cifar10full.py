@@ -1,0 +1,8 @@
+_base_ = './deit-mini_1xb16-1e-pixels_cifar10full.py'
+
+model = dict(
+    backbone=dict(
+        arch=dict(mlp_ratio=103 / 64),  # for equal parameters
+        token_mixer=dict(_delete_=True, type='aft_mm.AFTConv', num_heads=64, kernel_size=7),
+    )
+)
