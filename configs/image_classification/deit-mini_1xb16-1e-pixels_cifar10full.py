@@ -16,7 +16,7 @@ model = dict(
 train_dataloader = dict(batch_size=16)
 optim_wrapper = dict(optimizer=dict(lr=1e-3))
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=100),
-    dict(type='CosineAnnealingLR', eta_min_ratio=1e-3, by_epoch=False, begin=100, end=2500),
+    dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=40),
+    dict(type='CosineAnnealingLR', eta_min_ratio=1e-3, by_epoch=False, begin=40, end=2500),
 ]
 train_cfg = dict(max_epochs=1)
