@@ -307,6 +307,9 @@ class _KeptPlan(NamedTuple):
             return False
         return self.parameters.equal([x for x in bias._parameters.values() if x is not None])
 
+    def __deepcopy__(self, memo: Any) -> None:
+        """Return None: a parametrized module is copied without ``__getstate__``."""
+
 
 def _is_hooked(bias: 'ConvPositionBias') -> bool:
     if type(bias) is not ConvPositionBias or bias._forward_hooks or bias._forward_pre_hooks:

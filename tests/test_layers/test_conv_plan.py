@@ -249,6 +249,19 @@ def test_values_of_a_kernel_are_read_once(monkeypatch):
     assert counts == [1, 1, 3, 3]
 
 
+def test_a_parametrized_bias_is_copied_after_an_inference():
+    mixer = build()
+    with torch.no_grad():
+        mixer(X)
+    assert mixer.pos_bias._kept is not None
+    parametrizing.register_parametrization(mixer.pos_bias, 'weight', nn.Tanh())
+    other = copy.deepcopy(mixer)
+    with torch.no_grad():
+        assert torch.equal(other(X), mixer(X))
+        mixer.pos_bias.gamma.add_(1)
+        assert not torch.equal(other(X), mixer(X))
+
+
 @pytest.mark.parametrize('backend', ['native,eager', 'eager'])
 @pytest.mark.parametrize(
     'duplicate', [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]

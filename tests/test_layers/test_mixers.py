@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
-from .mixer_cases import CONTRACTS, build, tokens
+from ..errors import refuses
+from .mixer_cases import CONTRACTS, MIXERS, build, check_steps, mixer_class, tokens
 
 globals().update({tests.__name__: tests for tests in CONTRACTS.values()})
 
@@ -52,6 +54,29 @@ def test_each_option_changes_the_output(name, change):
     if 'proj_drop' not in change:  # dropout only acts in training
         plain.eval(), changed.eval()
     assert (plain(x) - changed(x)).abs().max() > 1e-3
+
+
+STEPS = [name for name in MIXERS if mixer_class(name).can_be_causal and build(name).has_steps]
+
+
+@pytest.mark.parametrize('name', STEPS)
+def test_steps_with_another_output_layer(name):
+    """As adapters and quantization replace it."""
+    mixer, x = build(name, causal=True).double().eval(), tokens((7,)).double()
+    expected = mixer(x)
+    mixer.proj = nn.Sequential(mixer.proj)
+    torch.testing.assert_close(mixer(x), expected)
+    check_steps(mixer, x)
+    mixer.proj = nn.Identity()  # without a tensor, as a quantized layer
+    check_steps(mixer, x)
+
+
+def test_rows_of_a_state():
+    mixer = build('AFTSimple', causal=True)
+    state = mixer.init_state(2)
+    assert mixer.select_state(state, torch.tensor([1, 1, 0])).position.shape == (3,)
+    for rows in (torch.tensor([True, False]), [0, 0], torch.tensor(0)):
+        refuses(r'rows must be an int64 tensor \[N\] .* got', mixer.select_state, state, rows)
 
 
 @pytest.mark.parametrize('name', ['AFTFull', 'AFTFull-free', 'AFTLocal', 'AFTLocalLearned'])

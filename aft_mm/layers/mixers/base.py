@@ -296,7 +296,9 @@ class TokenMixer(Resettable):
 
     @torch.no_grad()
     def select_state(self, state: Any, rows: Tensor) -> Any:
-        """Return a copy of the state for the sequences rows [N]."""
+        """Return a copy of the state for the sequences rows [N], int64."""
+        if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.dim() != 1:
+            refuse('rows', 'an int64 tensor [N] of sequences', rows)
         if isinstance(state, BiasedState):
             return state._replace(mixing=ops.select(state.mixing, rows))
         return ops.select(state, rows)
@@ -397,16 +399,23 @@ class TokenMixer(Resettable):
         """Mix one token [B, D]; return it and the next state. `state` may be overwritten."""
         raise NotImplementedError
 
+    def _reference(self) -> Tensor:
+        """Return a tensor with the device and dtype of the output layer, whatever replaces it."""
+        for tensor in (*self.proj.parameters(), *self.parameters(), *self.buffers()):
+            if tensor.is_floating_point():
+                return tensor
+        return torch.empty(0)  # quantized layers run on a CPU and return float32
+
     @property
     def _state_options(self) -> dict[str, Any]:
         """Device and dtype of a state: float32, or float64 for a float64 model."""
-        weight = self.proj.weight
-        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        return dict(device=weight.device, dtype=dtype)
+        reference = self._reference()
+        dtype = torch.float64 if reference.dtype == torch.float64 else torch.float32
+        return dict(device=reference.device, dtype=dtype)
 
     @property
     def _device(self) -> torch.device:
-        return self.proj.weight.device
+        return self._reference().device
 
     def _required_grid(self, purpose: str = '') -> Grid:
         if self.grid is None:

@@ -63,7 +63,7 @@ class DenseSynthesizer(TokenMixer):
 
     def _init_state(self, batch_size: int) -> TokenTable:
         tokens = self.weight.shape[2]
-        return TokenTable.empty(batch_size, tokens, (self.embed_dims,), self.proj.weight)
+        return TokenTable.empty(batch_size, tokens, (self.embed_dims,), self._reference())
 
     def _prefill(
         self, state: TokenTable, key: Tensor, value: Tensor, lengths: Tensor

@@ -139,7 +139,7 @@ class LocalSoftmaxAttention(TokenMixer):
         if self.raster is not None:
             height, width = self.raster
             reach = min(rows, height - 1) * width + min(reach, width - 1)
-        dtype = self.proj.weight.dtype
+        dtype = self._reference().dtype
         state = new_state(batch_size, self.embed_dims, reach + 1, self._device, dtype)
         return _without_infinity(state)
 

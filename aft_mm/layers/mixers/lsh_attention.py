@@ -156,7 +156,7 @@ class LSHAttention(TokenMixer):
         shape = (batch_size, self.num_heads, self.num_rounds, self.num_buckets, self.chunk_size + 1)
         recent = torch.full(shape, -1, dtype=torch.long, device=self._device)
         channels = (self.embed_dims, self.embed_dims)
-        return LSHState(TokenTable.empty(batch_size, tokens, channels, self.proj.weight), recent)
+        return LSHState(TokenTable.empty(batch_size, tokens, channels, self._reference()), recent)
 
     def _prefill(self, state: LSHState, key: Tensor, value: Tensor, lengths: Tensor) -> LSHState:
         table = state.table.fill((key, value), lengths)

@@ -144,10 +144,10 @@ class SoftmaxAttention(TokenMixer):
         if not self.stateful:
             grid = self._required_grid(' to take steps with stateful=False')
             tokens = self.num_prefix_tokens + prod(grid)
-            options = (self.embed_dims,), self.proj.weight
+            options = (self.embed_dims,), self._reference()
             return TokenHistory(TokenTable.empty(batch_size, tokens, *options), 0)
         shape = (batch_size, self.num_heads, 0, self.embed_dims // self.num_heads)
-        empty = torch.empty(shape, device=self._device, dtype=self.proj.weight.dtype)
+        empty = torch.empty(shape, device=self._device, dtype=self._reference().dtype)
         position = torch.zeros(batch_size, dtype=torch.long, device=self._device)
         return KeyValueCache(empty, empty, None, 0, position)
 

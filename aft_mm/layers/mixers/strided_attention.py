@@ -143,7 +143,7 @@ class StridedAttention(TokenMixer):
     def _init_state(self, batch_size: int) -> TokenTable:
         tokens = prod(self._required_grid(' to take steps'))
         channels = (self.qk_dims, self.embed_dims)
-        return TokenTable.empty(batch_size, tokens, channels, self.proj.weight)
+        return TokenTable.empty(batch_size, tokens, channels, self._reference())
 
     def _prefill(
         self, state: TokenTable, key: Tensor, value: Tensor, lengths: Tensor
