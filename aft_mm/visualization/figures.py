@@ -1,5 +1,6 @@
 """Helpers shared by the figures: canvas, colours, selection of heads and layers."""
 
+import io
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cache
@@ -47,15 +48,24 @@ def literal_text() -> AbstractContextManager:
     return rc_context({'text.parse_math': False})
 
 
+class _NotebookFigure(Figure):
+    def _repr_png_(self) -> bytes:
+        png = io.BytesIO()
+        self.savefig(png, format='png')
+        return png.getvalue()
+
+
 def new_figure(width: float, height: float, title: str = '', footer: str = '') -> Figure:
     """Create an empty figure with its own Agg canvas, which needs no display and no ``pyplot``.
+
+    A notebook displays it as the value of a cell.
 
     Args:
         width, height: Inches; the width is at least :data:`NARROWEST`.
         title: Text above the figure.
         footer: Small print below the figure.
     """
-    figure = Figure(figsize=(max(NARROWEST, width), height), layout='constrained')
+    figure = _NotebookFigure(figsize=(max(NARROWEST, width), height), layout='constrained')
     FigureCanvasAgg(figure)
     if title:
         figure.suptitle(plain(title), fontsize=9)

@@ -49,7 +49,7 @@ def draw_position_bias(
 
     Args:
         biases: Layer name to position bias w, as returned by a mixer's ``position_bias()``.
-        grid: Grid of the tokens, for ``[1, T, T]`` only.
+        grid: Grid of the tokens; needed for ``[1, n, n]``, a matrix or the kernel of one head.
         num_prefix_tokens: Class tokens before those of the grid.
         queries: Query tokens of the grid, in raster order; ``'prefix'`` for the prefix tokens.
         view: ``'queries'`` or ``'matrix'``, for ``[1, T, T]`` on a 2-d grid.
@@ -60,6 +60,9 @@ def draw_position_bias(
 
     Returns:
         A figure, see :func:`.figures.new_figure`.
+
+    Raises:
+        ValueError: If a matrix does not fit the grid.
     """
     check_choice('view', view, VIEWS)
     check_choice('quantity', quantity, QUANTITIES)
@@ -75,10 +78,21 @@ def draw_position_bias(
                 rows[name] = [_band(w[0].numpy(), values[0], num_prefix_tokens)]
             else:
                 rows[name] = _query_panels(values[0], grid, num_prefix_tokens, queries)
+        elif _is_matrix(values.shape, grid):
+            raise ValueError(
+                f'grid must be that of {name} {list(values.shape)}, n = num_prefix_tokens + '
+                f'prod(grid), got {grid} and num_prefix_tokens={num_prefix_tokens}'
+            )
         else:
             rows[name] = _kernel_panels(name, values, grid, causal, heads)
     title = f'Position bias, {QUANTITIES[quantity]}; {SCALES[scale]}'
     return _draw_rows(rows, quantity, scale == 'all', title, footer)
+
+
+def _is_matrix(shape: tuple[int, ...], grid: tuple[int, ...] | None) -> bool:
+    """Return whether a bias of this shape cannot be a kernel, which has odd sides, on the grid."""
+    square = len(shape) == 3 and shape[0] == 1 and shape[1] == shape[2]
+    return square and (grid is None or len(grid) != 2 or shape[1] % 2 == 0)
 
 
 def _draw_rows(
@@ -294,10 +308,11 @@ def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: st
 
 def mixers_with_bias(model: nn.Module) -> dict[str, Any]:
     """Return the token mixers with a position bias over their own tokens, by layer name."""
-    return {
+    found = {
         name: module
-        for name, module in getattr(model, 'decoder', model).named_modules()
-        if callable(getattr(module, 'position_bias', None))
-        and module.position_bias() is not None
-        and not module.biased_memory
+        for name, module in model.named_modules()
+        # Only token mixers have this attribute.
+        if getattr(module, 'biased_memory', None) is False and module.position_bias() is not None
     }
+    prefix = 'decoder.' if all(name.startswith('decoder.') for name in found) else ''
+    return {name.removeprefix(prefix): module for name, module in found.items()}

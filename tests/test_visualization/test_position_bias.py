@@ -1,11 +1,15 @@
 """Pictures of position biases."""
 
+import io
+
 import matplotlib
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from aft_mm.visualization import draw_position_bias
+from aft_mm.layers import AFTFull
+from aft_mm.visualization import draw_position_bias, mixers_with_bias
 
 from ..errors import refuses
 
@@ -71,6 +75,34 @@ def test_a_narrow_window_is_shown_by_offset(first, last):
     assert panel.axes.get_xlabel() == 'offset, source − target [tokens]'
     low, high = panel.get_clim()
     assert low == -high and high == pytest.approx(float(w.expm1().abs().max()))
+
+
+@pytest.mark.parametrize(('sides', 'grid'), [(16, None), (16, (5, 5)), (17, (4, 4)), (17, (16,))])
+def test_a_matrix_that_does_not_fit_the_grid_is_no_kernel(sides, grid):
+    w = {'layer 0': torch.randn(1, sides, sides)}
+    if grid == (4, 4):  # which may be the kernel of one head
+        assert len(images(draw_position_bias(w, grid))) == 1
+        assert len(images(draw_position_bias(w, grid, 1, queries='all'))) == 16
+    else:
+        refuses(rf'grid must .* layer 0 \[1, {sides}, {sides}\]', draw_position_bias, w, grid)
+
+
+def test_mixers_of_another_model_are_found():
+    class Foreign(torch.nn.Module):
+        def position_bias(self):
+            raise AssertionError
+
+    mixer = AFTFull(12, rank=4, grid=(4, 4))
+    parts = dict(encoder=mixer, decoder=torch.nn.Linear(12, 3), other=Foreign())
+    assert mixers_with_bias(torch.nn.ModuleDict(parts)) == {'encoder': mixer}
+    parts = dict(decoder=torch.nn.ModuleList([mixer]))
+    assert mixers_with_bias(torch.nn.ModuleDict(parts)) == {'0': mixer}
+
+
+def test_a_notebook_displays_the_figure():
+    figure = draw_position_bias({'layer 0': torch.randn(2, 3, 3)})
+    png = Image.open(io.BytesIO(figure._repr_png_()))
+    assert png.size == tuple(int(side * figure.dpi) for side in figure.get_size_inches())
 
 
 def test_kernels_of_one_and_three_dimensions():
