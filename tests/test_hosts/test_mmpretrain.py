@@ -1,8 +1,12 @@
-"""mmpretrain next to a Transformers that its multimodal models cannot use."""
+"""mmpretrain: adapters, and a Transformers that its multimodal models cannot use."""
 
 import subprocess
 import sys
 from pathlib import Path
+
+import torch
+
+from ..helpers import WITHOUT_WORKERS
 
 # A Transformers 5 and pycocotools as mmpretrain sees them: names, versions and what is missing.
 PACKAGES = {
@@ -63,3 +67,34 @@ def test_multimodal_models_are_left_out_if_transformers_lacks_their_parts(tmp_pa
     # The first stand-in has nothing but the helper, so an import is seen to be tried.
     tried, left_out = (text.splitlines()[-1] for text in run.stdout.split('----\n')[1:])
     assert 'Error' in tried and 'requires extra multi-modal' in left_out, run.stdout
+
+
+def test_a_run_with_low_rank_adapters_resumes_and_starts_another(tool, config, tmp_path):
+    (tmp_path / 'lora.py').write_text(f"""
+_base_ = {config('tiny')!r}
+backbone = dict(
+    _delete_=True, type='LoRAModel', module=_base_.model.backbone, alpha=4, rank=2,
+    targets=[dict(type='.*query'), dict(type='.*value')],
+)
+model = dict(backbone=backbone)
+custom_hooks = []
+""")
+
+    def train(folder, *words):
+        options = [*WITHOUT_WORKERS, 'param_scheduler=None', f'experiment_name=lora-{folder}']
+        words = [*words[:-1], '--cfg-options', *options, *words[-1]]
+        tool('train').main(
+            [str(tmp_path / 'lora.py'), '--work-dir', str(tmp_path / folder), *words]
+        )
+        return torch.load(tmp_path / folder / 'epoch_2.pth', weights_only=True)['state_dict']
+
+    whole = train('whole', ['train_cfg.max_epochs=2'])
+    assert {name.split('.')[-2] for name in whole if 'backbone' in name} == {'lora_down', 'lora_up'}
+    resumed = train(
+        'part', '--resume', str(tmp_path / 'whole/epoch_1.pth'), ['train_cfg.max_epochs=2']
+    )
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    start = f'load_from={tmp_path / "whole/epoch_2.pth"}'
+    other = train('other', [start, 'train_cfg.max_epochs=2', 'optim_wrapper.optimizer.lr=0'])
+    assert all(torch.equal(value, other[name]) for name, value in whole.items())

@@ -212,6 +212,64 @@ def test_missing_backbone_keys_are_refused_and_foreign_keys_are_not(load):
     load(tiny(), {**tiny().state_dict(), 'head.weight': torch.ones(3)})
 
 
+@pytest.mark.parametrize('load', LOADERS)
+def test_the_refusal_of_a_checkpoint_says_how_to_load_it(load, tmp_path):
+    whole = nn.ModuleDict(dict(backbone=tiny(), head=nn.Linear(2, 2))).state_dict()
+    message = r"lacks patch_embed.* more, which it has under 'backbone.': .* prefix='backbone.'$"
+    refuses(message, load, tiny(), whole)
+    torch.save(whole, tmp_path / 'whole.pth')
+    options = dict(type='Pretrained', checkpoint=str(tmp_path / 'whole.pth'))
+    refuses(message, tiny(init_cfg=options).init_weights)
+    found = tiny(init_cfg=dict(options, prefix='backbone.'))
+    found.init_weights()
+    assert torch.equal(found.norm.weight, whole['backbone.norm.weight'])
+    few, model = tiny(arch={**ARCH, 'num_layers': 2}).state_dict(), tiny()
+    state = {f'ema.{name}': value for name, value in tiny().state_dict().items() if 'norm' in name}
+    end = r'; \{\*\*model.state_dict\(\), \*\*checkpoint\} keeps those of the model$'
+    refuses(f'lacks layers.2.norm1.weight and .* more{end}', load, model, {**few, **state})
+    load(model, {**model.state_dict(), **few})
+    assert torch.equal(model.layers[1].norm1.weight, few['layers.1.norm1.weight'])
+
+
+class LowRank(nn.Module):
+    """As an adapter that keeps the layer inside."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.frozen, self.down = layer, nn.Linear(12, 2)
+
+
+class LowRankLinear(nn.Linear):
+    """As an adapter that is the layer."""
+
+    def __init__(self, layer):
+        super().__init__(12, 12)
+        self.down = nn.Linear(12, 2)
+
+
+@pytest.mark.parametrize('load', LOADERS)
+@pytest.mark.parametrize('adapter', [LowRank, LowRankLinear])
+@pytest.mark.parametrize('place', ['layers.1.token_mixer.query', 'layers.0.token_mixer.proj'])
+def test_the_weights_of_adapters_are_loaded_alone(load, adapter, place):
+    def adapted():
+        model = nn.ModuleDict(dict(backbone=tiny()))
+        path = f'backbone.{place}'
+        model.set_submodule(path, adapter(model.get_submodule(path)))
+        return model
+
+    one, other = adapted(), adapted()
+    alone = {name: value for name, value in one.state_dict().items() if '.down.' in name}
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    load(other, alone)
+    for name, value in other.state_dict().items():
+        assert torch.equal(value, alone.get(name, before[name])), name
+    name, value = next(iter(alone.items()))
+    refuses(f'another shape of {name}', load, other, {name: value[:1]})
+    refuses('lacks backbone.', load, other, {'head.weight': value})
+    refuses('unknown backbone.layers.3', load, other, {**alone, 'backbone.layers.3.weight': value})
+    refuses('lacks backbone.', load, nn.ModuleDict(dict(backbone=tiny())), {'backbone.a.b': value})
+
+
 def test_a_classifier_checkpoint_initialises_the_backbone_of_another_size(tmp_path):
     classifier = nn.ModuleDict(dict(backbone=tiny(), head=nn.Linear(2, 2)))
     torch.save(dict(state_dict=classifier.state_dict()), tmp_path / 'classifier.pth')

@@ -153,6 +153,7 @@ class AFTViT(Resettable, BaseModule):
             module.requires_grad_(False)
         if self.cls_token is not None and frozen_stages > 0:
             self.cls_token.requires_grad_(False)
+        self._built = {*self.state_dict()}
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """Return one output per entry of out_indices, in ascending order.
@@ -334,10 +335,6 @@ class AFTViT(Resettable, BaseModule):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Raise ValueError for other parameters, which mmengine would only log."""
         current = self.state_dict()
-        if any({'base_layer', 'original_module'} & set(name.split('.')) for name in current):
-            # peft wraps layers, loads its own weights alone and checks them.
-            super()._load_from_state_dict(state_dict, prefix, *args)
-            return
         loaded = {
             name.removeprefix(prefix): tensor
             for name, tensor in state_dict.items()
@@ -352,8 +349,13 @@ class AFTViT(Resettable, BaseModule):
         fixed = current.keys() & loaded.keys() - on_grid
         # Keys of other modules are left to the loader.
         ours = {name.partition('.')[0] for name in current} | {'cls_token', 'pos_embed', 'norm'}
+        # Adapters, such as LoRA, replace layers and are saved alone.
+        built = {name.partition('.')[0] for name in self._built}
+        is_adapted = any(name.partition('.')[0] in built for name in self._built ^ current.keys())
         complaints = {
-            'lacks': [name for name in current if name not in loaded],
+            'lacks': []
+            if is_adapted and loaded
+            else [name for name in current if name not in loaded],
             'has another shape of': [
                 name
                 for name in current
@@ -370,8 +372,18 @@ class AFTViT(Resettable, BaseModule):
                     f'the checkpoint does not fit AFTViT with {len(self.layers)} layers of {kinds} '
                     f'and D={self.embed_dims}: it {complaint} {prefix}{names[0]}'
                     f'{f" and {len(names) - 1} more" if len(names) > 1 else ""}'
+                    f'{_hint(names, state_dict, bool(fixed)) if complaint == "lacks" else ""}'
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _hint(missing: list[str], loaded: dict[str, Any], has_others: bool) -> str:
+    """Return how to load a checkpoint that lacks tensors."""
+    ends = (key.removesuffix(missing[0]) for key in loaded if key.endswith(f'.{missing[0]}'))
+    prefix = next((end for end in ends if all(end + name in loaded for name in missing)), None)
+    if prefix is not None:
+        return f', which it has under {prefix!r}: load it with prefix={prefix!r}'
+    return '; {**model.state_dict(), **checkpoint} keeps those of the model' * has_others
 
 
 def _check_out_type(out_type: str, with_cls_token: bool) -> None:
