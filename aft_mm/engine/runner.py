@@ -358,6 +358,12 @@ def task_model(runner: Runner) -> Any:
     return model
 
 
+def wrappers_of(optim_wrapper: OptimWrapper) -> dict[str, Any]:
+    """Return the wrappers of a run by name; '' is that of the only optimizer."""
+    several = isinstance(optim_wrapper, OptimWrapperDict)
+    return dict(optim_wrapper.items()) if several else {'': optim_wrapper}
+
+
 def bases_of(part: Any) -> set[str]:
     return {base.__name__ for base in type(part).__mro__}
 
@@ -381,9 +387,10 @@ class ConsoleRunner(Runner):
     def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
         """Build the wrapper; name position biases that decay to 0, and rates of no parameter."""
         built = super().build_optim_wrapper(optim_wrapper)
-        if built is not optim_wrapper and isinstance(built, OptimWrapper):
-            if warning := decayed_biases(self.model, built):
-                self.logger.warning(warning)
+        if built is not optim_wrapper:
+            for wrapper in wrappers_of(built).values():
+                if warning := decayed_biases(self.model, wrapper):
+                    self.logger.warning(warning)
             # Hosts' configs name parts that not every model has.
             if note := unused_rates(self.model, optim_wrapper.get('paramwise_cfg') or {}):
                 self.logger.info(note)
@@ -402,8 +409,7 @@ class ConsoleRunner(Runner):
             return
         base: Any = auto_scale_lr.get('base_batch_size')
         check_number('auto_scale_lr.base_batch_size', base, above=0)
-        is_one = not isinstance(optim_wrapper, OptimWrapperDict)
-        wrappers: list[Any] = [optim_wrapper] if is_one else list(optim_wrapper.values())
+        wrappers = wrappers_of(optim_wrapper).values()
         counts = {wrapper._accumulative_counts for wrapper in wrappers}
         if len(counts) > 1:
             raise UserError(f'accumulative_counts of all optimizers must be equal, got {counts}')

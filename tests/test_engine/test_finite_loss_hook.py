@@ -8,7 +8,7 @@ import pytest
 import torch
 from mmengine.logging import MessageHub
 from mmengine.model import BaseModel
-from mmengine.optim import OptimWrapper
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from torch import nn
 
 from aft_mm.engine import AutocastOptimWrapper, FiniteLossHook
@@ -31,9 +31,9 @@ class Model(BaseModel):
 
 
 class Run:
-    def __init__(self, wrapper=OptimWrapper, watch=True, **kwargs):
+    def __init__(self, wrapper=OptimWrapper, watch=True, model=Model, **kwargs):
         torch.manual_seed(0)
-        self.model = Model()
+        self.model = model()
         groups = [
             dict(params=self.model.layer.parameters()),
             dict(params=self.model.unused.parameters(), lr=0.025),
@@ -50,8 +50,8 @@ class Run:
 
     def step(self, factor=1.0, seed=0):
         x = torch.randn(7, 5, generator=torch.Generator().manual_seed(seed))
-        self.model.train_step(dict(x=x, factor=factor), self.optim_wrapper)
-        self.hook.after_train_iter(self.runner, self.runner.iter)
+        outputs = self.model.train_step(dict(x=x, factor=factor), self.optim_wrapper)
+        self.hook.after_train_iter(self.runner, self.runner.iter, outputs=outputs)
         self.runner.iter += 1
 
     def weights(self):
@@ -137,3 +137,59 @@ def test_the_first_iteration_that_only_accumulates_is_watched_and_has_no_previou
     message = 'loss of iteration 1 is nan .* that of the previous step was none; .* is none yet'
     with pytest.raises(UserError, match=message):
         run.step(float('nan'))
+
+
+class OwnStep(Model):
+    """A model whose train_step computes the loss by itself, or from a model that returns a tensor."""
+
+    mode = 'tensor'
+
+    def forward(self, x, factor=1.0, mode='tensor'):
+        return super().forward(x).square().mean() * factor
+
+    def train_step(self, data, optim_wrapper):
+        outputs = dict(loss=self(**data, mode=self.mode), loss_of_part=1.0)
+        optim_wrapper.update_params(outputs['loss'])
+        return outputs
+
+
+@pytest.mark.parametrize(('mode', 'loss'), [('tensor', 'unknown'), ('loss', 'nan')])
+def test_a_step_of_the_model_itself_is_watched(mode, loss, monkeypatch):
+    monkeypatch.setattr(OwnStep, 'mode', mode)
+    run = Run(model=OwnStep)
+    for seed in range(4):
+        run.step(seed=seed)
+    before = run.weights()
+    with pytest.raises(UserError, match=f'^the loss of iteration 5 is {loss} .* is nan of layer'):
+        run.step(float('nan'))
+    assert all(torch.equal(before[name], value) for name, value in run.weights().items())
+    run = Run(model=OwnStep, accumulative_counts=2)
+    with pytest.raises(UserError, match='^the loss of iteration 1 is nan'):
+        run.step(float('nan'))
+
+
+@pytest.mark.parametrize('bad', [0, 1])
+def test_the_step_of_each_of_several_optimizers_is_watched(bad):
+    run = Run(watch=False)
+    layers = dict(layer=run.model.layer, unused=run.model.unused)
+    wrappers = {
+        name: OptimWrapper(torch.optim.SGD(layer.parameters(), rate))
+        for (name, layer), rate in zip(layers.items(), (0.1, 0.2), strict=True)
+    }
+    run.runner.optim_wrapper = OptimWrapperDict(**wrappers)
+    run.hook.before_train(run.runner)
+
+    def step(factors):
+        for (name, layer), factor in zip(layers.items(), factors, strict=True):
+            loss = layer(torch.ones(1, layer.in_features)).square().sum()
+            wrappers[name].update_params(loss * factor)
+        run.hook.after_train_iter(run.runner, 0, outputs=dict(other=1))
+
+    step([1.0, 1.0])
+    before = run.weights()
+    factors = [1.0, 1.0]
+    factors[bad] = float('nan')
+    with pytest.raises(UserError, match='unknown at a learning rate of 0.2; its largest .* nan of'):
+        step(factors)
+    name = f'{list(layers)[bad]}.weight'
+    assert torch.equal(run.weights()[name], before[name])

@@ -19,7 +19,7 @@ from aft_mm.errors import UserError
 from aft_mm.images import check_image
 from aft_mm.registry import HOOKS
 
-from ..runner import task_model
+from ..runner import task_model, wrappers_of
 
 
 @HOOKS.register_module()
@@ -168,11 +168,13 @@ class FiniteLossHook(Hook):
     """Stop the run at a non-finite loss or gradient, before the optimizer step.
 
     Gradients are checked before clipping, which would spoil all of them. With float16 only a
-    non-finite loss stops the run, because the loss scaler skips infinite gradients.
+    non-finite loss stops the run, because the loss scaler skips infinite gradients. Before a step
+    the loss is that of ``mode='loss'``, after others the one that ``train_step`` returns.
     """
 
     def __init__(self) -> None:
         self.loss: Tensor | None = None
+        self.is_checked = False  # in this iteration
         self.gradients: dict[str, Tensor] = {}  # largest absolute value by parameter
         self.largest_before = 'none'
 
@@ -180,8 +182,16 @@ class FiniteLossHook(Hook):
         model = task_model(runner)
 
         def keep_loss(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-            if kwargs.get('mode') == 'loss':
-                self.loss = model.parse_losses(output)[0].detach()
+            if kwargs.get('mode') != 'loss':
+                return
+            parts = output if isinstance(output, dict) else dict(loss=output)
+            losses = {
+                name: value
+                for name, value in parts.items()
+                if 'loss' in name and isinstance(value, Tensor | list)
+            }
+            if losses:
+                self.loss = model.parse_losses(losses)[0].detach()
 
         def keep_gradient(name: str, parameter: nn.Parameter) -> None:
             self.gradients[name] = torch.linalg.vector_norm(
@@ -192,30 +202,41 @@ class FiniteLossHook(Hook):
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(partial(keep_gradient, name))
-        runner.optim_wrapper.optimizer.register_step_pre_hook(
-            lambda *_: self._check(runner, self.gradients)
-        )
+        for wrapper in wrappers_of(runner.optim_wrapper).values():
+            wrapper.optimizer.register_step_pre_hook(lambda *_: self._check(runner, self.gradients))
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
-        if self.loss is not None:
-            self._check(runner, {})
+        loss = outputs.get('loss') if isinstance(outputs, dict) else None
+        if self.loss is None and not self.is_checked and isinstance(loss, Tensor):
+            self.loss = loss.detach().mean()
+        self._check(runner, {})
+        self.is_checked = False
 
     @torch.compiler.disable  # `compile` of mmengine traces the step of the optimizer, and its hooks
     def _check(self, runner: Runner, gradients: dict[str, Tensor]) -> None:
-        assert self.loss is not None  # of the forward pass before
-        values = torch.stack([self.loss.float(), *gradients.values()])
-        bad = (~values.isfinite().all()).int()
+        self.is_checked = True
+        values = [*gradients.values()]
+        if self.loss is not None:
+            values.append(self.loss.float())
+        if not values:
+            return
+        bad = (~torch.stack(values).isfinite().all()).int()
         all_reduce(bad, 'max')
         if not bad:
             self.loss = None
             if gradients:
                 self.largest_before = _largest(gradients)
             return
-        lr = max(group['lr'] for group in runner.optim_wrapper.optimizer.param_groups)
+        lr = max(
+            group['lr']
+            for wrapper in wrappers_of(runner.optim_wrapper).values()
+            for group in wrapper.param_groups
+        )
+        loss = 'unknown' if self.loss is None else f'{self.loss.item():.6g}'
         raise UserError(
-            f'{DIVERGED} {runner.iter + 1} is {self.loss.item():.6g} at a learning rate '
+            f'{DIVERGED} {runner.iter + 1} is {loss} at a learning rate '
             f'of {lr:.6g}; its largest gradient is {_largest(self.gradients)}, that of the '
             f'previous step was {self.largest_before}; the weights are those before this step and '
             f'the last checkpoint is {runner.message_hub.get_info("last_ckpt", "none yet")}'
