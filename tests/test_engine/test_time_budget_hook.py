@@ -6,6 +6,7 @@ import itertools
 import json
 import multiprocessing
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,17 +16,21 @@ from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.registry import RUNNERS
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 
-from aft_mm.engine import CheckpointCompatibilityHook, TimeBudgetHook
+from aft_mm.engine import CheckpointCompatibilityHook, ConsoleRunner, TimeBudgetHook
 from aft_mm.engine.hooks import checkpointing
-from aft_mm.engine.runner import start_distributed
+from aft_mm.engine.runner import start_distributed, wrappers_of
 from aft_mm.errors import UserError
-from aft_mm.registry import DATASETS, METRICS, MODELS
+from aft_mm.registry import DATASETS, METRICS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 
 from ..helpers import free_port
 
 SECOND = 1 / 60  # in minutes
+HOOKS_OF_RUNS = (
+    *('FiniteLossHook', 'CheckImagesHook', 'SanityCheckHook', 'EpochTimeHook', 'BitsPerDimHook'),
+    *('ResumeCheckHook', 'ValidateFirstHook'),
+)
 # Only the order of the samples is random: an uninterrupted run can be repeated exactly.
 INFINITE = dict(type='InfiniteSampler', shuffle=True)
 CHANGES = {
@@ -36,6 +41,16 @@ CHANGES = {
         'default_hooks.checkpoint': dict(by_epoch=False, interval=6),
         'param_scheduler': [dict(type='CosineAnnealingLR', T_max=18, by_epoch=False)],
     },
+}
+TWO = {
+    'model.type': 'aft_mm.TwoBudgetModels',
+    'optim_wrapper': dict(_delete_=True, constructor='aft_mm.TwoOptimizers'),
+    'custom_hooks': [
+        dict(type='EMAHook', momentum=0.1),
+        dict(type='aft_mm.RegularizationHook', weight=0.1),
+        dict(type='aft_mm.CompileHook', module='other', backend='eager'),
+        *(dict(type=f'aft_mm.{name}') for name in HOOKS_OF_RUNS),
+    ],
 }
 
 
@@ -61,6 +76,46 @@ class BudgetModel(BaseModel):
     def forward(self, inputs, targets, mode='tensor'):
         errors = (self.layer(inputs).squeeze(1) - targets) ** 2
         return dict(loss=errors.mean()) if mode == 'loss' else [dict(error=e) for e in errors]
+
+
+class Penalised(torch.nn.Linear):
+    def regularization_loss(self):
+        return self.weight.square().mean()
+
+
+@MODELS.register_module()
+class TwoBudgetModels(BudgetModel):
+    """The loss of each optimizer also leaves gradients to the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = Penalised(5, 1)
+
+    def forward(self, inputs, targets, mode='tensor'):
+        return super().forward(inputs, targets - self.other(inputs).squeeze(1), mode)
+
+    def train_step(self, data, optim_wrapper):
+        for wrapper in wrappers_of(optim_wrapper).values():
+            with wrapper.optim_context(self):
+                loss, values = self.parse_losses(self(**data, mode='loss'))
+            wrapper.update_params(loss)
+        return values
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class TwoOptimizers:
+    """AdamW after each iteration and SGD after each fourth one."""
+
+    def __init__(self, **configs):
+        pass
+
+    def __call__(self, model):
+        adam, sgd = torch.optim.AdamW, torch.optim.SGD
+        one = OptimWrapper(adam(model.layer.parameters(), 3e-3))
+        return OptimWrapperDict(
+            one=one,
+            other=OptimWrapper(sgd(model.other.parameters(), 0.01), accumulative_counts=4),
+        )
 
 
 @METRICS.register_module()
@@ -150,7 +205,7 @@ def build(work_dir, seconds=None, resume=False, interval=1, **changes):
         config.default_hooks.time_budget = dict(
             type='aft_mm.TimeBudgetHook', minutes=seconds * SECOND, interval=interval
         )
-    return RUNNERS.build(config)
+    return ConsoleRunner.from_cfg(config)
 
 
 @pytest.fixture(scope='module')
@@ -228,6 +283,33 @@ def test_a_killed_run_loses_no_more_than_its_minutes(train, clock, whole, name, 
     resumed = train(resume=True, **changes)
     assert clock.iterations == list(range(killed_at, 19))
     assert_same_state(load(resumed), whole(name))
+
+
+@pytest.mark.parametrize(('seconds', 'killed_at', 'saved'), [(None, 9, 6), (9, None, 12)])
+def test_a_run_of_two_optimizers_resumes_between_their_steps(
+    train, clock, tmp_path, seconds, killed_at, saved
+):
+    hook = dict(type='aft_mm.PeriodicCheckpointHook', minutes=SECOND, interval=1)
+    changes = {**TWO, 'default_hooks.minutes': hook} if seconds else TWO
+    whole = load(train(folder='whole', **changes))
+    assert whole['meta']['run']['optimizer'] == 'AdamW, SGD'
+    with pytest.raises(InterruptedError) if killed_at else nullcontext():
+        train(seconds, fail_after=killed_at, **changes)
+    found = load(tmp_path / 'work')
+    assert found['meta']['iter'] == saved and found['gradients'][0].keys() >= {'layer.weight'}
+    resumed = load(train(resume=True, **changes))
+    assert clock.iterations == list(range(saved + 1, 19))
+    assert_same_state(resumed, whole)
+    assert str(resumed['optimizer']) == str(whole['optimizer'])
+
+
+@pytest.mark.parametrize(('first', 'then'), [({}, TWO), (TWO, {})], ids=['one', 'two'])
+def test_a_run_of_other_optimizers_is_refused(train, first, then):
+    hooks = [dict(type='aft_mm.ResumeCheckHook'), dict(type='EMAHook', momentum=0.1)]
+    model = {'model.type': 'aft_mm.TwoBudgetModels', 'custom_hooks': hooks}
+    train(3, **{**model, **first})
+    with pytest.raises(UserError, match='holds the state of AdamW.*, but the run has AdamW'):
+        train(resume=True, **{**model, **then})
 
 
 def test_a_checkpoint_of_the_epoch_is_one_of_the_minutes(train, tmp_path):

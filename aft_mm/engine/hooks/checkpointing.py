@@ -39,7 +39,7 @@ from aft_mm.registry import HOOKS
 from aft_mm.structures import BEST_SCORE
 
 from ..loops import StoppableEpochLoop, make_resumable, sampler_of
-from ..runner import task_model
+from ..runner import task_model, wrappers_of
 
 #: Entry of a checkpoint's meta with the position inside an epoch.
 INSIDE_EPOCH = 'inside_epoch'
@@ -87,11 +87,7 @@ class StopHook(Hook):
     ) -> None:
         self.is_up = self.is_up or self.is_time(runner)
         # A checkpoint between two steps would also hold gradients.
-        if (
-            not self.is_up
-            or not runner.optim_wrapper.should_update()
-            or self.is_last_train_iter(runner)
-        ):
+        if not self.is_up or is_between_steps(runner) or self.is_last_train_iter(runner):
             return
         runner.train_loop.stop_training = True
         if self.can_save(runner, batch_idx):
@@ -224,9 +220,15 @@ def _duration(seconds: float) -> str:
 RUN = 'run'
 
 
+def is_between_steps(runner: Runner) -> bool:
+    """Return whether gradients of an optimizer wait for its next step."""
+    wrappers = wrappers_of(runner.optim_wrapper).values()
+    return any(isinstance(one, OptimWrapper) and not one.should_update() for one in wrappers)
+
+
 def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
-    wrapper = runner.optim_wrapper
-    if not isinstance(wrapper, OptimWrapper) or wrapper.should_update():
+    # The loss of one of several optimizers may leave gradients to the next step of another.
+    if len(wrappers_of(runner.optim_wrapper)) == 1 and not is_between_steps(runner):
         return []
     gradients = {
         name: parameter.grad.cpu()
@@ -438,7 +440,10 @@ def run_properties(runner: Runner) -> dict[str, Any]:
         backends=os.environ.get('AFT_MM_BACKEND', ''),
         batch_size=getattr(loader, 'batch_size', None) or getattr(batches, 'batch_size', None),
         workers=loader.num_workers > 0,
-        optimizer=type(getattr(runner.optim_wrapper, 'optimizer', runner.optim_wrapper)).__name__,
+        optimizer=', '.join(
+            type(wrapper.optimizer).__name__
+            for wrapper in wrappers_of(runner.optim_wrapper).values()
+        ),
     )
 
 
@@ -476,7 +481,7 @@ class PeriodicCheckpointHook(StopHook):
     ) -> None:
         # All must take part: is_up differs between processes once the first has saved.
         self.is_up = self.is_time(runner) or self.is_up
-        if self.is_up and runner.optim_wrapper.should_update() and self.can_save(runner, batch_idx):
+        if self.is_up and not is_between_steps(runner) and self.can_save(runner, batch_idx):
             self.is_up = False
             self._save(runner, runner.epoch, runner.iter + 1)
         self._remove_outdated(runner)

@@ -21,13 +21,15 @@ from aft_mm.openmmlab import warn
 from aft_mm.registry import HOOKS
 
 from ..loops import make_resumable
-from ..runner import fix_sum_order, task_model
+from ..runner import fix_sum_order, task_model, wrappers_of
 from .checkpointing import INSIDE_EPOCH, RUN, TIME_BUDGET, run_properties, waiting_gradients
 
 #: Entry of a checkpoint's meta: whether it was written after its validation.
 VALIDATED = 'validated'
 #: Entry of a checkpoint's meta with the state of the random generators.
 RANDOM_STATE = 'random_state'
+#: Entry of a checkpoint's meta with the number of updates of each optimizer, also accumulated ones.
+UPDATES = 'updates'
 #: Entry of a checkpoint with accumulated gradients.
 GRADIENTS = 'gradients'
 _ORDER = 'samples are distributed differently, so the weights will not be'
@@ -78,7 +80,9 @@ class ExactResumeHook(Hook):
             UserError: The state is damaged.
         """
         self.loaded = {key: checkpoint[key] for key in (GRADIENTS,) if key in checkpoint}
-        state = checkpoint.get('meta', {}).get(RANDOM_STATE)
+        meta = checkpoint.get('meta', {})
+        self.loaded[UPDATES] = meta.get(UPDATES)
+        state = meta.get(RANDOM_STATE)
         if state is not None:
             try:
                 check_random_state(state)
@@ -99,6 +103,11 @@ class ExactResumeHook(Hook):
             return
         owner = getattr(loop, 'dataloader_iterator', loop)
         owner.restore = partial(self._restore, runner)
+        updates = self.loaded.get(UPDATES)
+        for name, wrapper in wrappers_of(runner.optim_wrapper).items():
+            # mmengine starts each of several at 0.
+            if isinstance(updates, dict) and type(updates.get(name)) is int:
+                wrapper._inner_count = updates[name]
         parameters = dict(task_model(runner).named_parameters())
         rows = self.loaded.get(GRADIENTS, [])
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -150,6 +159,12 @@ class ExactResumeHook(Hook):
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         if 'optimizer' not in checkpoint:
             return
+        wrappers = wrappers_of(runner.optim_wrapper).items()
+        checkpoint['meta'][UPDATES] = {
+            name: wrapper._inner_count
+            for name, wrapper in wrappers
+            if hasattr(wrapper, '_inner_count')
+        }
         if runner.distributed:  # SafeCheckpointHook gathers them in all processes
             rows = getattr(runner, 'waiting_gradients', [])
         else:
@@ -246,7 +261,7 @@ class ResumeCheckHook(Hook):
             )
         if averages and 'ema_state_dict' not in checkpoint:
             warn('the checkpoint holds no averaged weights: the average of EMAHook starts here')
-        _check_optimizer(runner, checkpoint['optimizer'], saved.get('optimizer'))
+        _check_optimizers(runner, checkpoint['optimizer'], saved.get('optimizer'))
         _check_schedules(runner, checkpoint)
         _warn_of_kept(runner, meta)
         self._check_progress(runner, checkpoint, saved)
@@ -333,19 +348,30 @@ def _check_numbers(meta: dict) -> None:
         )
 
 
-def _check_optimizer(runner: Runner, state: Any, name: str | None) -> None:
-    groups = state.get('param_groups') if isinstance(state, dict) else None
-    if not isinstance(groups, list) or not isinstance(state.get('state'), dict):
-        return  # several optimizers, which mmengine compares by name
-    optimizer = runner.optim_wrapper.optimizer
-    current = type(optimizer).__name__
-    current_groups = optimizer.param_groups
-    if (name or current) != current or _settings(groups) != _settings(current_groups):
-        raise UserError(
-            f'the checkpoint holds the state of {name or "another optimizer"}, but the run has '
-            f'{current}; resume with the previous optimizer, or start a new run with '
-            'load_from=CHECKPOINT and without --resume'
-        )
+def _check_optimizers(runner: Runner, state: Any, name: str | None) -> None:
+    optimizers = {
+        key: wrapper.optimizer for key, wrapper in wrappers_of(runner.optim_wrapper).items()
+    }
+    states = {'': state} if not isinstance(state, dict) or 'param_groups' in state else state
+    current = ', '.join(type(optimizer).__name__ for optimizer in optimizers.values())
+    if (name or current) != current or states.keys() != optimizers.keys():
+        raise _other_optimizer(name, current)
+    for key, optimizer in optimizers.items():
+        _check_optimizer(optimizer, states[key], name)
+
+
+def _other_optimizer(name: str | None, current: str) -> UserError:
+    return UserError(
+        f'the checkpoint holds the state of {name or "another optimizer"}, but the run has '
+        f'{current}; resume with the previous optimizer, or start a new run with '
+        'load_from=CHECKPOINT and without --resume'
+    )
+
+
+def _check_optimizer(optimizer: Any, state: Any, name: str | None) -> None:
+    groups, current_groups = state['param_groups'], optimizer.param_groups
+    if _settings(groups) != _settings(current_groups):
+        raise _other_optimizer(name, type(optimizer).__name__)
     sizes = [[len(group['params']) for group in part] for part in (groups, current_groups)]
     if sizes[0] != sizes[1]:
         raise UserError(
