@@ -332,6 +332,16 @@ class TestErrorsOfARun:
         stops(message, tool('train').main, [config('tiny'), *words])
         assert not list(here.rglob('*.pth'))
 
+    def test_metric_of_another_task(self, train_with, here):
+        def classify(cfg):
+            cfg.val_evaluator = dict(type='mmpretrain.Accuracy')
+
+        message = (
+            'val_evaluator must have metrics of samples with .*, nats, got Accuracy, which needs'
+        )
+        train_with(message, classify)
+        assert not list(here.rglob('*.pth'))
+
     @pytest.mark.parametrize('name', ['CustomDataset', 'mmseg.BaseSegDataset'])
     def test_images_without_a_pipeline(self, name):
         cfg = Config(dict(train_dataloader=dict(dataset=dict(type=name))))

@@ -18,7 +18,7 @@ from mmengine.runner import IterBasedTrainLoop, Runner
 from torch import nn
 
 from aft_mm.checkpoint import checkpoints_in, latest_checkpoint
-from aft_mm.errors import UserError
+from aft_mm.errors import UserError, origin
 
 from .hooks.checkpointing import difference, labels
 from .hooks.pictures import SampleVisualizationHook
@@ -313,10 +313,12 @@ def check_classes(config: Config, runner: Runner) -> None:
         check_num_classes(task_model(runner), validated, 'validation')
         check_same_classes(trained, validated)
         check_topk(task_model(runner), runner.val_loop.evaluator, 'val')
+        check_metrics(runner.val_loop.evaluator, 'val')
 
 
 def check_test_classes(config: Config, runner: Runner) -> None:
     check_topk(task_model(runner), runner.test_loop.evaluator, 'test')
+    check_metrics(runner.test_loop.evaluator, 'test')
     check_num_classes(task_model(runner), runner.test_loop.dataloader.dataset, 'test')
 
 
@@ -381,6 +383,28 @@ def check_topk(model: torch.nn.Module, evaluator: Any, split: str) -> None:
                 f'topk of {type(metric).__name__} in {split}_evaluator must be at most {number}, '
                 f'the number of classes, got {most}'
             )
+
+
+def check_metrics(evaluator: Any, split: str) -> None:
+    """Let the first batch refuse metrics of another task."""
+
+    def first(metric: Any, process: Callable[..., None], batch: Any, samples: Any) -> None:
+        metric.process = process
+        try:
+            process(batch, samples)
+        except UserError:
+            raise
+        except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            message, file, line = origin(error)
+            reason = f'needs {message!r}' if isinstance(error, KeyError) else f'fails: {message}'
+            held = ', '.join(samples[0]) if isinstance(samples[0], dict) else samples[0]
+            raise UserError(
+                f'{split}_evaluator must have metrics of samples with {held!s:.300}, got '
+                f'{type(metric).__name__}, which {" ".join(reason.split())} ({file}:{line})'
+            ) from error
+
+    for metric in evaluator.metrics:
+        metric.process = partial(first, metric, metric.process)
 
 
 def check_same_classes(trained: Any, validated: Any) -> None:

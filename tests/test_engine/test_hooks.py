@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 from mmengine.dataset import BaseDataset
+from mmengine.evaluator import Evaluator
 from mmengine.model import BaseModel
 from mmengine.runner import IterBasedTrainLoop
+from mmpretrain.structures import DataSample
 from PIL import Image
 from scipy.special import softmax
 from scipy.stats import entropy
@@ -33,10 +35,10 @@ from aft_mm.engine import (
 from aft_mm.engine.hooks.resume import check_random_state, random_state, set_random_state
 from aft_mm.engine.hooks.training import EpochTimeHook, parts_to_compile
 from aft_mm.engine.loops import Batches, make_resumable
-from aft_mm.engine.preflight import check_regularization, check_topk
+from aft_mm.engine.preflight import check_metrics, check_regularization, check_topk
 from aft_mm.errors import UserError
 from aft_mm.layers import PositionEmbedding
-from aft_mm.registry import DATASETS, MODELS
+from aft_mm.registry import DATASETS, METRICS, MODELS
 
 from ..errors import refuses, refuses_input
 
@@ -391,6 +393,36 @@ def test_topk_is_compared_with_the_classes(topk, most):
         refuses(
             'must be at most 3, the number of classes, got 4', check_topk, model, evaluator, 'val'
         )
+
+
+@pytest.mark.parametrize(
+    ('name', 'reason'),
+    [
+        ('aft_mm.Likelihood', "needs 'nats' (.*likelihood.py:[0-9]+)"),
+        ('aft_mm.TokenAccuracy', 'fails: TokenAccuracy needs samples with num_correct'),
+        ('aft_mm.BLEU', 'fails: BLEU needs samples with a translation'),
+        ('mmpretrain.SingleLabelMetric', "needs 'pred_label'"),
+    ],
+)
+def test_metrics_of_another_task_are_refused_at_the_first_batch(name, reason):
+    sample = DataSample().set_gt_label(1).set_pred_score(torch.tensor([0.1, 0.9]))
+    if 'Single' in name:
+        del sample.pred_score
+    evaluator = Evaluator([METRICS.build(dict(type=name))])
+    check_metrics(evaluator, 'test')
+    message = '^test_evaluator must have metrics of samples with .*gt_label.*, got .*, which '
+    refuses_input(message + reason, evaluator.process, [sample])
+
+
+def test_a_metric_of_the_task_stays_as_it_was():
+    evaluator = Evaluator([METRICS.build(dict(type='mmpretrain.Accuracy'))])
+    check_metrics(evaluator, 'val')
+    sample = DataSample().set_gt_label(1).set_pred_score(torch.tensor([0.1, 0.9]))
+    for _ in range(2):
+        evaluator.process([sample])
+    assert evaluator.evaluate(2) == {'accuracy/top1': 100.0}
+    with pytest.raises(KeyError):  # a fault of the data
+        evaluator.process([DataSample(nats=1.0)])
 
 
 def test_an_iteration_loop_keeps_one_set_of_workers():

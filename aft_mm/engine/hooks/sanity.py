@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from mmengine.dist import all_gather_object, all_reduce
 from mmengine.hooks import Hook
-from mmengine.runner import Runner
+from mmengine.runner import Runner, ValLoop
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -64,7 +64,10 @@ class CheckImagesHook(Hook):
 
 @HOOKS.register_module()
 class SanityCheckHook(Hook):
-    """Run the first sample of every data set through the model before the set is used."""
+    """Run the first sample of every data set through the model before the set is used.
+
+    That of the validation set goes through its metrics, too.
+    """
 
     def __init__(self) -> None:
         self.validation_checked = False
@@ -90,15 +93,21 @@ class SanityCheckHook(Hook):
         mode = model.training
         model.eval()
         try:
-            batch = model.data_preprocessor(loader.collate_fn([dataset[0]]), False)
+            batch = loader.collate_fn([dataset[0]])
             with torch.no_grad():
-                model(**batch, mode='predict')
+                found = model(**model.data_preprocessor(batch, False), mode='predict')
         except ValueError as error:
             raise UserError(
                 f'the first sample of the {name} set cannot be used: {error}'
             ) from error
         finally:
             model.train(mode)
+        # A loop of another kind adds to what is found.
+        if name == 'validation' and type(runner.val_loop) is ValLoop:
+            evaluator: Any = runner.val_loop.evaluator
+            evaluator.process(data_samples=found, data_batch=batch)
+            for metric in evaluator.metrics:
+                metric.results.clear()
 
 
 @dataclass
