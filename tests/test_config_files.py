@@ -152,8 +152,11 @@ def test_amp_of_mmengine_on_a_cpu_names_the_option(tool, config, here):
     words = [config('tiny'), '--cfg-options', 'optim_wrapper.type=AmpOptimWrapper']
     message = "optim_wrapper.type must be OptimWrapper on cpu, or be set by --amp, .* got '(mmengine.)?Amp"
     stops(message, train.main, words)
-    cfg = Config(dict(optim_wrapper=dict(type='AmpOptimWrapper')))
+    cfg = Config(dict(optim_wrapper=dict(type='AmpOptimWrapper', optimizer=dict(type='SGD'))))
     train.apply_args(cfg, train.parse_args(['tiny', '--amp']))
     assert cfg.optim_wrapper.type == 'aft_mm.AutocastOptimWrapper'
     cfg = Config(dict(optim_wrapper=dict(type='mmengine.AmpOptimWrapper')))
     refuses(message, train.apply_args, cfg, train.parse_args(['tiny']))
+    cfg = Config(dict(optim_wrapper=dict(constructor='Two', one={}, other={})))
+    message = 'optim_wrapper must have one optimizer with --amp, .*, got constructor, one, other'
+    refuses(message, train.apply_args, cfg, train.parse_args(['tiny', '--amp']))

@@ -210,7 +210,7 @@ _PROGRESS = re.compile(
 )
 #: Ends of such messages.
 DETAILS_AT_THE_END = ('is skipped since its requires_grad=False',)  # one of each frozen tensor
-_SEPARATOR = re.compile(r' {2,}| (?=\w*lr: )')  # of learning rates one space
+_SEPARATOR = re.compile(r' {2,}| (?=[\w.]*lr: )')  # of learning rates one space
 _WORDS = {'val': 'validation', 'test': 'test'}
 # What comes first in training; after a validation or test it is the mean of a batch.
 _FIRST = {

@@ -83,6 +83,12 @@ def test_the_lines_of_mmengine_become_words(by_epoch, head, validation):
     assert test == 'test   accuracy/top1 97.5000'
 
 
+def test_the_rates_of_several_optimizers_are_apart():
+    values = {'train__one.lr': 1e-3, 'train__other.lr': 0.01, 'train__loss': 1.5}
+    training = readable(lines_of(True, 'several', **values)[0])
+    assert training.endswith('loss 1.5000   one.lr 1.0000e-03   other.lr 1.0000e-02')
+
+
 @pytest.mark.parametrize(
     'message',
     ['Epoch(val) [3][5/5]    counts: [[1  2]]', 'Epoch(train) [3] took 5.1 s', 'a: b', ''],

@@ -73,9 +73,15 @@ MOST_CLASSIFIED = 10_000
 def apply_args(cfg: Config, args: argparse.Namespace) -> None:
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    wrapper = cfg.get('optim_wrapper') or {}
     if args.amp:
+        if 'optimizer' not in wrapper:
+            raise UserError(
+                'optim_wrapper must have one optimizer with --amp, which sets the type of its wrapper, '
+                f'got {", ".join(wrapper) or "none"}'
+            )
         cfg.optim_wrapper.type = 'aft_mm.AutocastOptimWrapper'
-    elif str((cfg.get('optim_wrapper') or {}).get('type')).endswith('AmpOptimWrapper'):
+    elif str(wrapper.get('type')).endswith('AmpOptimWrapper'):
         if get_device() in ('cpu', 'mps'):
             raise UserError(
                 f'optim_wrapper.type must be OptimWrapper on {get_device()}, or be set by --amp, which '
