@@ -176,6 +176,14 @@ def test_loading_and_forward_interpolate_another_grid_alike(options, size):
     assert torch.equal(again(image)[0], small(image)[0])
 
 
+@pytest.mark.parametrize('mixer', [CONV, FULL, SOFTMAX], ids=lambda mixer: mixer['type'])
+@pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
+@torch.no_grad()
+def test_a_trace_equals_the_model(mixer):
+    model, image, other = tiny(token_mixer=mixer).eval(), *torch.randn(2, 2, 3, 32, 32)
+    torch.testing.assert_close(torch.jit.trace(model, image)(other), model(other))
+
+
 def torch_load(model, state):
     model.load_state_dict(state, strict=False)
 
