@@ -154,7 +154,7 @@ def whole_config(runner: Runner) -> str:
 
 def report(runner: Runner, args: argparse.Namespace, stopped: bool = False) -> None:
     """Judge the training, plot it unless it was stopped, and name its checkpoint and the next command."""
-    hook = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
+    hook: Any = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
     names = getattr(hook, 'key_indicators', [])
     if several := len(names) > 1:  # the first metric of save_best counts
         best = hook.best_ckpt_path_dict.get(names[0])
