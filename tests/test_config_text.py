@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.config.lazy import LazyObject
 
 from aft_mm.cli.main import main
 from aft_mm.config.reading import read_config
-from aft_mm.config.texts import Literal, config_text, entry, literal, quotable
+from aft_mm.config.texts import Literal, config_text, entry, literal, quotable, type_name
 
 from .errors import stops
 from .hostile_data import CODE, FOLDER, NAMES, NUMBER, save, write
@@ -181,3 +182,11 @@ def test_a_checkpoint_whose_config_would_be_replaced_is_not_published(here, tool
     words = ['old.pth', 'new.pth', '--license', 'MIT']
     stops(r"config in 'old.pth' must be as written by .*, got one with \{\{,", publish.main, words)
     assert not [*here.glob('new*')]
+
+
+def test_a_type_is_named_whether_text_class_or_lazy():
+    lazy = LazyObject('mmengine.hooks', 'CheckpointHook')
+    for kind in ('CheckpointHook', 'mmengine.CheckpointHook', lazy, lazy.build()):
+        assert type_name(kind) == 'CheckpointHook'
+    assert type_name(LazyObject('torch').optim.AdamW) == 'AdamW'
+    assert type_name(type_name) == 'type_name'

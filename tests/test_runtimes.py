@@ -3,8 +3,10 @@
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.hooks import CheckpointHook
 
 from aft_mm.engine import SafeCheckpointHook, apply_safe_defaults, runner
+from aft_mm.engine.hooks.training import CompileHook
 
 from .all_configs import configs_of, load_config
 
@@ -65,6 +67,7 @@ def test_the_first_metric_selects_the_best_checkpoint(metric, rule):
         dict(default_hooks=None),
         dict(default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=7))),
         dict(default_hooks=dict(checkpoint=dict(type='mmengine.CheckpointHook', interval=7))),
+        dict(default_hooks=dict(checkpoint=dict(type=CheckpointHook, interval=7))),
     ],
 )
 def test_a_config_of_ones_own_gets_all(options):
@@ -87,8 +90,10 @@ def test_training_on_cuda_is_compiled_unless_the_config_says_otherwise(monkeypat
     monkeypatch.setattr(runner, 'find_spec', lambda name: name)
     monkeypatch.setattr(runner.shutil, 'which', lambda name: name)
     assert compiles({}) == 1
-    own = dict(default_hooks=dict(compile=dict(type='aft_mm.CompileHook', module='neck')))
-    assert compiles(own) == 1
+    for kind in ('aft_mm.CompileHook', CompileHook):
+        own = dict(default_hooks=dict(compile=dict(type=kind, module='neck')))
+        apply_safe_defaults(cfg := Config(own))
+        assert cfg.default_hooks.compile == own['default_hooks']['compile']
     for other in (dict(compile=False), dict(compile=True), dict(default_scope='mmdet')):
         assert not compiles(other)
     monkeypatch.setattr(runner.shutil, 'which', lambda name: None)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from aft_mm.checks import check_int
 from aft_mm.config.reading import data_sources, read_config
+from aft_mm.config.texts import type_name
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_kept
 from aft_mm.tokenizers import decode_points
@@ -154,8 +155,8 @@ MOST_TOKENS = 200  # tokens of a sequence of numbers
 def load_annotations_first(config: Config, split: str) -> None:
     loader: Any = config.get(f'{split}_dataloader') or {}
     steps = loader.get('dataset', {}).get('pipeline') or []
-    loading = [step for step in steps if str(step.get('type')).endswith('LoadAnnotations')]
-    if loading and str(steps[0].get('type')).endswith('LoadImageFromFile'):
+    loading = [step for step in steps if type_name(step.get('type')).endswith('LoadAnnotations')]
+    if loading and type_name(steps[0].get('type')).endswith('LoadImageFromFile'):
         others = [step for step in steps[1:] if step not in loading]
         loader.dataset.pipeline = [steps[0], *loading, *others]
 

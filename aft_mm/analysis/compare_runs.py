@@ -12,6 +12,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from aft_mm.config.reading import read_config
+from aft_mm.config.texts import type_name
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_output
 
@@ -152,7 +153,8 @@ def costs(label: str, path: str, config: Config) -> dict[str, list[float]]:
         return {'parameters [M]': [sum(p.numel() for p in model.parameters()) / 1e6]}
     if counted['uncounted']:
         print(f'FLOPs of {label!r} exclude {", ".join(counted["uncounted"])}', file=sys.stderr)
-    is_of_size = 'backbone' in config.model and not config.model.type.endswith('ImageClassifier')
+    classifies = type_name(config.model.type).endswith('ImageClassifier')
+    is_of_size = 'backbone' in config.model and not classifies
     size = f' at {" x ".join(map(str, counted["shape"][1:]))}' if is_of_size else ''
     return {
         'parameters [M]': [counted['parameters'] / 1e6],

@@ -9,9 +9,10 @@ import numpy as np
 
 from aft_mm.apis import ImageClassifier, ImageGenerator, SpeechRecognizer, TextGenerator, Translator
 from aft_mm.apis.images import NO_LABEL
-from aft_mm.apis.loading import CLASSIFIERS, task_of
+from aft_mm.apis.loading import is_classifier, task_of
 from aft_mm.config.finding import install_command
 from aft_mm.config.reading import read_config
+from aft_mm.config.texts import type_name
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.images import enlarge_bicubic, image_size, read_image
 from aft_mm.visualization import choose
@@ -170,10 +171,10 @@ PAGES: dict[str, Callable[[Any, str, str], dict[str, Any]]] = {
 
 def make_page(config: str, checkpoint: str) -> Any:
     read = read_config(config)
-    classifies = (read.get('model') or {}).get('type') in CLASSIFIERS
+    classifies = is_classifier(read)
     task = 'ImageClassifier' if classifies else task_of(read)
     if task not in PAGES or ('backbone' in (read.get('model') or {}) and not classifies):
-        kind = task if task not in PAGES else read.model.type
+        kind = task if task not in PAGES else type_name(read.model.type)
         raise UserError(f'the model of {config} must be for {", ".join(PAGES)}, got {kind}')
     if importlib.util.find_spec('gradio') is None:
         raise UserError(f'the demo needs gradio: {install_command("demo")}')

@@ -23,6 +23,7 @@ from aft_mm.apis.loading import find_model_config
 from aft_mm.checks import check_int, refuse
 from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data
+from aft_mm.config.texts import type_name
 from aft_mm.engine.runner import bases_of
 from aft_mm.errors import UserError
 from aft_mm.hosts import quiet_pycocotools
@@ -73,8 +74,8 @@ def load_images(config: Config, paths: Sequence[str | os.PathLike]) -> list[dict
     if not config.get('test_dataloader'):
         raise UserError(f'{config.filename} has no test_dataloader')
     listed = config.test_dataloader.dataset.pipeline
-    pipeline = [step for step in listed if not step.type.endswith('LoadAnnotations')]
-    reads_files = pipeline[0].type.endswith('LoadImageFromFile')
+    pipeline = [step for step in listed if not type_name(step.type).endswith('LoadAnnotations')]
+    reads_files = type_name(pipeline[0].type).endswith('LoadImageFromFile')
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
         steps = Compose(pipeline[1:] if reads_files else pipeline)
     samples = []

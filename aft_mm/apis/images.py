@@ -21,6 +21,7 @@ from torch import nn
 
 from aft_mm.checks import check_int, check_path, check_probability
 from aft_mm.config.reading import read_config
+from aft_mm.config.texts import type_name
 from aft_mm.errors import UnusableFile, UserError
 from aft_mm.images import IMAGE_SUFFIXES, find_images, image_size, not_read, read_image, read_rgb
 from aft_mm.openmmlab import warn
@@ -28,11 +29,10 @@ from aft_mm.progress import progress as with_bar
 from aft_mm.structures import BEST_SCORE
 from aft_mm.visualization.figures import class_colours, literal_text, printable
 
-from .loading import CLASSIFIERS, ConfigSource, Device, FilePath, as_list, load_model, task_of
+from .loading import ConfigSource, Device, FilePath, as_list, is_classifier, load_model, task_of
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 Source = FilePath | np.ndarray
-LOADERS = ('LoadImageFromFile', 'mmpretrain.LoadImageFromFile', 'mmcv.LoadImageFromFile')
 SHORT_EDGE = 224  # small images are magnified to it [px]
 LONG_EDGE = 4096  # but not beyond this one
 NO_LABEL = 'no label'
@@ -69,9 +69,7 @@ class ImageClassifier:
         self._loads = loads_files(self.config)
         with DefaultScope.overwrite_default_scope('mmpretrain'):
             self._pipeline: Transform = Compose(steps)
-            self._of_array: Transform = Compose(
-                [step for step in steps if step['type'] not in LOADERS]
-            )
+            self._of_array: Transform = Compose([step for step in steps if not loads_file(step)])
         self.takes_bgr = takes_bgr(self.config)
         self.label_rule = label_rule(self.model)
         self._channels = self.config.model.backbone.get('in_channels', 3)
@@ -292,7 +290,11 @@ def predict_by_size(model: Any, samples: Sequence[dict[str, Any]]) -> list[Any]:
 def loads_files(config: Config) -> bool:
     """Return whether the test pipeline of a config reads image files, by mmcv and in BGR."""
     dataset = (config.get('test_dataloader') or {}).get('dataset') or {}
-    return any(step['type'] in LOADERS for step in dataset.get('pipeline') or ())
+    return any(map(loads_file, dataset.get('pipeline') or ()))
+
+
+def loads_file(step: dict[str, Any]) -> bool:
+    return type_name(step['type']) == 'LoadImageFromFile'
 
 
 def takes_bgr(config: Config) -> bool:
@@ -359,7 +361,7 @@ class ImagePredictor:
             config = read_config(os.fspath(config))
         self.scope = config.get('default_scope', 'mmengine')
         check_probability('score', SCORE if score is None else score)
-        if (config.get('model') or {}).get('type') in CLASSIFIERS:
+        if is_classifier(config):
             self.classifier = ImageClassifier(config, checkpoint, device)
             return
         if self.scope not in VISUALIZER:
@@ -380,7 +382,7 @@ class ImagePredictor:
         steps = config.test_dataloader.dataset.pipeline
         with DefaultScope.overwrite_default_scope(self.scope):
             self.pipeline = Compose(
-                [step for step in steps if not step['type'].endswith('LoadAnnotations')]
+                [step for step in steps if not type_name(step['type']).endswith('LoadAnnotations')]
             )
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZER[self.scope], name='predict'))
         names = [printable(name) for name in self.classes]

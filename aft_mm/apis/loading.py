@@ -21,6 +21,7 @@ from aft_mm.checkpoint import CONFIG_TEXT, load_weights
 from aft_mm.checks import check_text
 from aft_mm.config.finding import INDEX, check_checkpoint, install_root, our_config
 from aft_mm.config.reading import import_scope, read_config
+from aft_mm.config.texts import type_name
 from aft_mm.config.trained import warn_of_other_options
 from aft_mm.errors import UserError
 
@@ -37,8 +38,9 @@ ENTRIES = {
     'ImageGenerator': 'image_shape',
 }
 
-#: Names of mmpretrain's classifier in configs.
-CLASSIFIERS = ('ImageClassifier', 'mmpretrain.ImageClassifier')
+
+def is_classifier(config: Config) -> bool:
+    return type_name((config.get('model') or {}).get('type')) == 'ImageClassifier'
 
 
 def task_of(config: Config) -> str:
@@ -66,8 +68,8 @@ def check_draws(config: Config) -> None:
 def check_task(config: Config, name: str) -> None:
     """Raise a :class:`UserError` unless the inferencer ``name`` supports the model of a config."""
     if name == 'ImageClassifier':
-        kind = (config.get('model') or {}).get('type')
-        if kind not in CLASSIFIERS:
+        if not is_classifier(config):
+            kind = (config.get('model') or {}).get('type')
             raise UserError(
                 f'{config.filename} must be the config of an image classifier, got a model of '
                 f'type {kind!r}'

@@ -13,7 +13,7 @@ from aft_mm.checks import described, is_int
 from aft_mm.errors import UnusableFile, UserError
 from aft_mm.images import image_size
 
-from .texts import nfc, read_json, read_lines
+from .texts import nfc, read_json, read_lines, type_name
 
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import ConfigDict
@@ -120,13 +120,13 @@ def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> str:
     path = os.path.join(root, dataset.get('ann_file') or '')
     if not dataset.get('ann_file') or not os.path.isfile(path):
         return ''
-    is_coco = dataset.type.endswith('CocoDataset')
+    is_coco = type_name(dataset.type).endswith('CocoDataset')
     content = read_coco(path) if is_coco else {}
     names = {category['id']: category['name'] for category in content.get('categories', ())}
     defaults = _default_classes(dataset.type) if names and not classes else ()
     if defaults and not set(names.values()).intersection(defaults):
         raise UserError(
-            f'{key} has the classes of {dataset.type}, none of which is a category of {path!r}: '
+            f'{key} has the classes of {type_name(dataset.type)}, none of which is a category of {path!r}: '
             f'set metainfo=dict(classes={described(tuple(names.values()))})'
         )
     known = set(defaults) if isinstance(classes, str) or not classes else set(classes)
@@ -195,11 +195,12 @@ def _size_of_file(path: str) -> tuple[int, int] | None:
         return None
 
 
-def _default_classes(kind: str) -> Sequence[str]:
+def _default_classes(kind: str | type) -> Sequence[str]:
     from mmengine.registry import DATASETS  # imports torch, which takes seconds
 
-    dataset = DATASETS.get(kind if '.' in kind else f'mmdet.{kind}')
-    return getattr(dataset, 'METAINFO', {}).get('classes', ())
+    if isinstance(kind, str):
+        kind = DATASETS.get(kind if '.' in kind else f'mmdet.{kind}')
+    return getattr(kind, 'METAINFO', {}).get('classes', ())
 
 
 def read_voc(path: Path, as_mmdet: bool = False) -> Annotated:

@@ -12,7 +12,7 @@ from PIL import Image
 from aft_mm.errors import UserError
 from aft_mm.images import IMAGE_FORMATS, image_size, orientation_of
 
-from .texts import read_lines
+from .texts import read_lines, type_name
 
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import Config, ConfigDict
@@ -157,10 +157,10 @@ def input_size(config: 'Config') -> tuple[int, int] | None:
     test resizes, or the size of the first image of a segmentor or of a batch in training.
     """
     size = config.model.backbone.get('img_size')
-    if not config.model.type.endswith('ImageClassifier'):
+    if not type_name(config.model.type).endswith('ImageClassifier'):
         dataset = (config.get('test_dataloader') or {}).get('dataset') or {}
         steps = dataset.get('pipeline') or ()
-        scales = [step.get('scale') for step in steps if step['type'].endswith('Resize')]
+        scales = [step.get('scale') for step in steps if type_name(step['type']).endswith('Resize')]
         scales = [scale for scale in scales if isinstance(scale, list | tuple)]
         prepares = (config.model.get('data_preprocessor') or {}).get('preprocessor') or {}
         size = scales[0][::-1] if scales else _first_size(dataset) or prepares.get('size') or size
@@ -168,7 +168,7 @@ def input_size(config: 'Config') -> tuple[int, int] | None:
 
 
 def _first_size(dataset: 'ConfigDict') -> tuple[int, int] | None:
-    if not dataset.get('type', '').endswith('BaseSegDataset'):
+    if not type_name(dataset.get('type')).endswith('BaseSegDataset'):
         return None
     try:
         images, _, names = mask_files(dataset.get('data_root') or '', dataset)

@@ -24,7 +24,7 @@ from aft_mm.openmmlab import warn
 from .boxes import BOXES, check_boxes
 from .finding import find_config, install_command
 from .masks import check_masks
-from .texts import quotable
+from .texts import quotable, type_name
 
 #: Loops that a Runner builds without a type, by entry.
 DEFAULT_LOOPS = {
@@ -371,7 +371,9 @@ def _entry(cfg: Any, key: str) -> Any:
 def _check_dataset(key: str, dataset: ConfigDict) -> None:
     if 'dataset' in dataset:  # a wrapper, such as RepeatDataset
         _check_dataset(f'{key}.dataset', dataset['dataset'])
-    needs_pipeline = 'pipeline' in dataset or str(dataset.get('type')).endswith(IMAGE_DATA_SETS)
+    needs_pipeline = 'pipeline' in dataset or type_name(dataset.get('type')).endswith(
+        IMAGE_DATA_SETS
+    )
     if needs_pipeline and not dataset.get('pipeline'):
         raise UserError(f'{key}.pipeline must have a step that packs a sample, got none')
     if isinstance(dataset.get('indices'), int | float | str):
@@ -412,7 +414,7 @@ def _check_files(dataset: ConfigDict, key: str) -> None:
     if isinstance(prefix, str):
         _check_images(key, os.path.join(root, prefix), dataset)
     for kinds, check in ((BOXES, check_boxes), ('BaseSegDataset', check_masks)):
-        if dataset.type.endswith(kinds) and (warning := check(key, root, dataset)):
+        if type_name(dataset.type).endswith(kinds) and (warning := check(key, root, dataset)):
             warn(f'{key}: {warning}')
 
 
@@ -431,7 +433,7 @@ def _sources(dataset: ConfigDict) -> tuple[str, Any, list[str]]:
     """Return the root, the prefixes and all files and folders of a data set."""
     root = dataset.get('data_root') or ''
     prefix = dataset.get('data_prefix') or ''
-    if not prefix and str(dataset.get('type')).endswith('ImageNet'):
+    if not prefix and type_name(dataset.get('type')).endswith('ImageNet'):
         prefix = dataset.get('split') or ''
     prefixes = prefix.values() if isinstance(prefix, dict) else [prefix]
     files = [dataset.get(name) or '' for name in ('data_file', 'source_file', 'target_file')]
@@ -451,7 +453,11 @@ def _sources(dataset: ConfigDict) -> tuple[str, Any, list[str]]:
 
 def _check_images(key: str, folder: str, dataset: ConfigDict) -> None:
     endings = tuple(dataset.get('extensions') or ())
-    if not dataset.type.endswith('CustomDataset') or dataset.get('ann_file') or not endings:
+    if (
+        not type_name(dataset.type).endswith('CustomDataset')
+        or dataset.get('ann_file')
+        or not endings
+    ):
         return
     images, others = find_images(Path(folder))
     listed = [name for name in images if name.lower().endswith(endings)]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from copy import copy
 from io import StringIO
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from aft_mm.errors import UserError
@@ -16,6 +17,13 @@ if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import Config
 
 LONGEST = 2**18  # characters of a config
+
+
+def type_name(kind: Any) -> str:
+    """Return the last part of the name in a ``type``: a str, a class or a LazyObject of mmengine."""
+    # A LazyObject has any attribute.
+    name = kind.__name__ if isinstance(kind, type | FunctionType) else str(kind)
+    return name.rpartition('.')[2]
 
 
 def nfc(text: str) -> str:

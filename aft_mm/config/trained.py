@@ -5,7 +5,7 @@ from typing import Any
 
 from aft_mm.openmmlab import warn
 
-from .texts import entry
+from .texts import entry, type_name
 
 # Options of the training, the machine, the use and the padding, and sizes of which the loading warns.
 OTHER = {'init_cfg', 'train_cfg', 'test_cfg', 'frozen_stages', 'norm_eval', 'with_cp', 'pretrained'}
@@ -36,7 +36,7 @@ def options(part: Any, place: str = '') -> Iterator[tuple[str, Any]]:
         for number, value in enumerate(part):
             yield from options(value, f'{place}.{number}')
     elif place.endswith('.type') or place == 'type':
-        name = getattr(part, '__name__', str(part)).rpartition('.')[2]
+        name = type_name(part)
         yield place, 'BN' if name == 'SyncBN' else name  # mmengine makes it BN in one process
     else:
         yield place, plain(part)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import aft_mm.registry  # noqa: F401, registers the backbone
 from aft_mm.config.reading import read_config
+from aft_mm.config.texts import type_name
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.layers.mixers.aft_conv import AFTConv
 from aft_mm.models import AFTViT
@@ -107,7 +108,7 @@ def check_fit(converted: Mapping[str, Tensor], state: Mapping[str, Tensor], path
 
 def build_backbone(config: Config, query: bool) -> AFTViT:
     settings = config.model.get('backbone', {})
-    if settings.get('type') != 'aft_mm.AFTViT':
+    if type_name(settings.get('type')) != 'AFTViT':
         raise UserError(
             f'the backbone of --config must be aft_mm.AFTViT, got {settings.get("type")}'
         )

@@ -12,7 +12,7 @@ from torch import nn
 
 from aft_mm.checkpoint import load_from_local
 from aft_mm.config.finding import check_checkpoint
-from aft_mm.config.texts import Literal, entry
+from aft_mm.config.texts import Literal, entry, type_name
 from aft_mm.errors import UserError
 from aft_mm.models import AFTViT
 
@@ -155,10 +155,7 @@ def read_start(start: str, out: Path, kind: str) -> Start:
 def _backbone(model: dict[str, Any], start: str) -> dict[str, Any]:
     """Return the settings of the backbone that a frozen one needs."""
     backbone = model.get('backbone') or {}
-    if (
-        backbone.get('type') not in ('AFTViT', 'aft_mm.AFTViT')
-        or backbone.get('in_channels', 3) != 3
-    ):
+    if type_name(backbone.get('type')) != 'AFTViT' or backbone.get('in_channels', 3) != 3:
         raise UserError(
             f'--start must be {" or ".join(STARTS)}, or a checkpoint with the config of a model whose '
             f'backbone is aft_mm.AFTViT for 3 channels, got {start!r}; `aft_mm convert vit` converts '

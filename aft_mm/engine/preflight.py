@@ -18,6 +18,7 @@ from mmengine.runner import IterBasedTrainLoop, Runner
 from torch import nn
 
 from aft_mm.checkpoint import checkpoints_in, latest_checkpoint
+from aft_mm.config.texts import type_name
 from aft_mm.errors import UserError, origin
 
 from .hooks.checkpointing import difference, labels
@@ -234,11 +235,11 @@ def check_steps(config: Config, runner: Runner) -> None:
     without = next((type(mixer).__name__ for mixer in causal if not mixer.has_steps), None)
     if without is None:
         return
-    loop = (runner.cfg.get('test_cfg') or {}).get('type') or ''
+    loop = type_name((runner.cfg.get('test_cfg') or {}).get('type'))
     samplers = [
         type(hook).__name__ for hook in runner.hooks if isinstance(hook, SampleVisualizationHook)
     ]
-    samplers += [name for name in SAMPLING_LOOPS if name in str(loop)]
+    samplers += [name for name in SAMPLING_LOOPS if name in loop]
     problem = f'{without} has no _init_state and _mix_step: the model cannot be sampled from'
     if samplers:
         raise UserError(f'{problem}, as {samplers[0]} of the config would')
@@ -503,13 +504,13 @@ def check_schedule(config: Config, runner: Runner) -> None:
         lists = (part if isinstance(part, list) else [part] for part in parts)
         schedules = [*itertools.chain(*lists)]
     for number, schedule in enumerate(schedules, 1):
-        by_epoch = schedule.get('by_epoch', True)
+        kind, by_epoch = type_name(schedule.get('type')), schedule.get('by_epoch', True)
         # ReduceOnPlateau steps after a validation.
-        is_stepped = 'ReduceOnPlateau' not in str(schedule.get('type'))
+        is_stepped = 'ReduceOnPlateau' not in kind
         counts_epochs = by_epoch and not schedule.get('convert_to_iter_based') and is_stepped
         if counts_epochs and isinstance(runner.train_loop, IterBasedTrainLoop):
             raise UserError(
-                f'{schedule.get("type")} of param_scheduler must have by_epoch=False, with begin, '
+                f'{kind} of param_scheduler must have by_epoch=False, with begin, '
                 'end and milestones in iterations, as train_cfg counts iterations'
             )
         length = runner.max_epochs if by_epoch else runner.max_iters
@@ -517,14 +518,14 @@ def check_schedule(config: Config, runner: Runner) -> None:
         unit = 'epoch' if by_epoch else 'iteration'
         if begin >= end:
             raise UserError(
-                f'{schedule.get("type")} of param_scheduler begins at {unit} {begin} and ends at '
+                f'{kind} of param_scheduler begins at {unit} {begin} and ends at '
                 f'{unit} {end}, by default the end of the run; train longer, or '
                 'at a constant rate with --cfg-options param_scheduler=None'
             )
-        is_warmup = begin == 0 and str(schedule.get('type')).endswith(('LinearLR', 'ConstantLR'))
+        is_warmup = begin == 0 and kind.endswith(('LinearLR', 'ConstantLR'))
         if number == len(schedules) and end != length and not is_warmup:
             runner.logger.warning(
-                f'{schedule.get("type")} of param_scheduler ends at {unit} {end}, but the run at '
+                f'{kind} of param_scheduler ends at {unit} {end}, but the run at '
                 f'{length}; its end should change with the length of the run'
             )
 

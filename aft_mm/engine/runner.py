@@ -23,6 +23,7 @@ import torch.distributed as dist
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import all_gather_object
+from mmengine.hooks import CheckpointHook
 from mmengine.logging import MMLogger
 from mmengine.logging.logger import MMFormatter
 from mmengine.model import BaseTTAModel, is_model_wrapper
@@ -34,6 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aft_mm.checks import check_number
 from aft_mm.config.reading import DOWNSTREAM, check_settings, read_config
+from aft_mm.config.texts import type_name
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 
 _POLL_SECONDS = 1
@@ -300,6 +302,13 @@ def load_run_config(args: argparse.Namespace) -> Config:
     return cfg
 
 
+#: mmengine's hook as configs name it.
+CHECKPOINT_HOOKS = (
+    *('CheckpointHook', 'mmengine.CheckpointHook', 'mmengine.hooks.CheckpointHook'),
+    CheckpointHook,
+)
+
+
 def apply_safe_defaults(cfg: Config) -> None:
     """Make training write checkpoints atomically, resume exactly and stop at a non-finite loss.
 
@@ -311,18 +320,16 @@ def apply_safe_defaults(cfg: Config) -> None:
     hooks = cfg.default_hooks
     if 'checkpoint' not in hooks:
         hooks.checkpoint = dict(type='CheckpointHook', interval=1)
-    if hooks.checkpoint and hooks.checkpoint.type in ('CheckpointHook', 'mmengine.CheckpointHook'):
+    if hooks.checkpoint and hooks.checkpoint.type in CHECKPOINT_HOOKS:
         hooks.checkpoint.type = 'aft_mm.SafeCheckpointHook'
-    given = [
-        hook and hook.get('type') for hook in (*hooks.values(), *(cfg.get('custom_hooks') or ()))
-    ]
+    listed = (*hooks.values(), *(cfg.get('custom_hooks') or ()))
+    given = {type_name(hook.get('type')) for hook in listed if hook}
     for name, hook in (('finite_loss', 'FiniteLossHook'), ('exact_resume', 'ExactResumeHook')):
         if name in hooks and hooks[name] is None:
             del hooks[name]  # mmengine knows None for its own hooks only
-        elif not {hook, f'aft_mm.{hook}'} & {*given}:
+        elif hook not in given:
             hooks[name] = dict(type=f'aft_mm.{hook}')
-    compiled = {'aft_mm.CompileHook', 'CompileHook'} & {*given}
-    if cfg.get('compile') is None and not compiled and can_compile(cfg):
+    if cfg.get('compile') is None and 'CompileHook' not in given and can_compile(cfg):
         # A layer that breaks the graph must not end a run that did not ask for this.
         hooks['compile'] = dict(type='aft_mm.CompileHook', module=None, fullgraph=False)
 

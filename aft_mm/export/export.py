@@ -10,6 +10,7 @@ from torch import nn
 from aft_mm.apis.loading import build_model, load_trained, task_of
 from aft_mm.config.masks import input_size
 from aft_mm.config.reading import check_data, read_config
+from aft_mm.config.texts import type_name
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_writable
 
@@ -151,11 +152,11 @@ def check_options_of_model(args: argparse.Namespace, config: Config) -> None:
         if of_images:
             raise UserError('a text model has one length and no --dynamic, --size and --backbone')
     else:
-        backbone = config.model.get('backbone', {}).get('type')
-        if backbone != 'aft_mm.AFTViT':
+        part = type_name((config.model.get('backbone') or config.model).type)
+        if part != 'AFTViT':
             raise UserError(
                 f'the model of {args.config} must have the backbone aft_mm.AFTViT or be a text '
-                f'model, got {backbone or config.model.type}'
+                f'model, got {part}'
             )
         if not args.backbone and kind not in IMAGE_MODELS:
             raise UserError(

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from aft_mm.apis.images import label_rule, takes_bgr
+from aft_mm.config.texts import type_name
 from aft_mm.errors import UserError
 from aft_mm.ops import record_paths, replay_paths
 from aft_mm.structures import DATASET_META
@@ -100,7 +101,7 @@ TASKS = {
 
 
 def type_of(config: Config) -> str:
-    return config.model.type.rpartition('.')[2]
+    return type_name(config.model.type)
 
 
 def describe_task(config: Config, model: Any) -> dict[str, Any]:

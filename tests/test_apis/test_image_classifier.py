@@ -1,5 +1,8 @@
 """ImageClassifier: inputs, batches, class names, pictures."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +11,17 @@ from mmengine.registry import DATASETS, DefaultScope
 from mmpretrain.structures import DataSample
 from PIL import Image
 
-from aft_mm.apis import ImageClassifier, ImagePredictor
+from aft_mm.apis import ImageClassifier, ImagePredictor, SpeechRecognizer
 from aft_mm.errors import UserError
 
 from ..errors import refuses, refuses_input
 
 CLASSES = ('ant', 'bee', 'cat', 'dog', 'elk')
+CLASSES_OF_CONFIG = [
+    ('mmpretrain.models', 'ImageClassifier'),
+    ('aft_mm.models', 'AFTViT'),
+    ('mmcv.transforms', 'LoadImageFromFile'),
+]
 
 
 @pytest.fixture(scope='module')
@@ -141,6 +149,24 @@ def test_a_predictor_takes_one_path_or_a_list(tiny_classifier, folder):
     assert predict([]) == []
     refuses('paths must be the path of a file', predict, [np.zeros((8, 8, 3), np.uint8)])
     refuses('score must be a finite number, 0 to 1', ImagePredictor, *tiny_classifier, score='x')
+
+
+def test_a_config_of_classes_is_as_one_of_names(tiny_classifier, folder):
+    """mmengine's pure Python configs import the classes."""
+    text = Path(tiny_classifier[0]).read_text()
+    for module, name in CLASSES_OF_CONFIG:
+        text, found = re.subn(rf"type='([\w.]+\.)?{name}'", f'type={name}', text)
+        text = f'from {module} import {name}\n{text}'
+        assert found
+    Path(folder, 'lazy.py').write_text(text)
+    assert isinstance(Config.fromfile(folder / 'lazy.py').model.type, type)
+    files, path = (folder / 'lazy.py', tiny_classifier[1]), folder / 'a/0.png'
+    (expected,) = ImageClassifier(*tiny_classifier, 'cpu')(path, progress=False)
+    (result,) = ImageClassifier(*files, 'cpu')(path, progress=False)
+    np.testing.assert_array_equal(result['scores'], expected['scores'])
+    assert ImagePredictor(*files, 'cpu')(path)[0].found[0]['label'] == expected['label']
+    with pytest.raises(UserError, match='must have units for SpeechRecognizer'):
+        SpeechRecognizer(*files)
 
 
 def test_another_task_is_named(untrained):

@@ -14,6 +14,7 @@ from aft_mm.checkpoint import averaged
 from aft_mm.checks import check_number, counted
 from aft_mm.cli.arguments import refuse_given
 from aft_mm.config.reading import check_data, data_sources
+from aft_mm.config.texts import type_name
 from aft_mm.engine import CheckpointCompatibilityHook, build_runner, load_run_config, run_guard
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.engine.by_class import add_by_class
@@ -71,9 +72,8 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
     if args.tta:
         augment_test(cfg, args.config)
         # The state_dict holds averaged weights, and mmpretrain's EMAHook cannot load into a wrapper.
-        cfg.custom_hooks = [
-            hook for hook in cfg.get('custom_hooks') or () if not hook.type.endswith('EMAHook')
-        ]
+        hooks = cfg.get('custom_hooks') or ()
+        cfg.custom_hooks = [hook for hook in hooks if not type_name(hook.type).endswith('EMAHook')]
 
 
 def show_pictures(cfg: Config, args: argparse.Namespace) -> None:

@@ -25,6 +25,7 @@ from aft_mm.cli.arguments import LATEST
 from aft_mm.cli.main import main
 from aft_mm.config.finding import check_checkpoint, configs_by_name
 from aft_mm.config.reading import DOWNSTREAM, check_data
+from aft_mm.config.texts import type_name
 from aft_mm.engine import (
     CheckpointCompatibilityHook,
     ResumeCheckHook,
@@ -81,11 +82,11 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
                 f'got {", ".join(wrapper) or "none"}'
             )
         cfg.optim_wrapper.type = 'aft_mm.AutocastOptimWrapper'
-    elif str(wrapper.get('type')).endswith('AmpOptimWrapper'):
+    elif type_name(wrapper.get('type')).endswith('AmpOptimWrapper'):
         if get_device() in ('cpu', 'mps'):
             raise UserError(
                 f'optim_wrapper.type must be OptimWrapper on {get_device()}, or be set by --amp, which '
-                f'computes in bfloat16 on any device, got {cfg.optim_wrapper.type!r}, which needs CUDA'
+                f'computes in bfloat16 on any device, got {type_name(cfg.optim_wrapper.type)!r}, which needs CUDA'
             )
     if args.resume is not None:
         cfg.resume = 'auto' if args.resume == 'auto' else True
