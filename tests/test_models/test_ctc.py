@@ -223,6 +223,27 @@ def test_predictions_with_a_lexicon_are_its_words():
         refuses(message, build, lexicon=lexicon)
 
 
+def test_arrays_are_decoded_and_other_than_log_probabilities_are_refused():
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(7, 300)
+    log_probs = logits.log_softmax(-1)
+    for decode in (decode_greedily, lambda given: decode_by_beam(given, 3)[0]):
+        expected = decode(log_probs)
+        for given in (log_probs.numpy(), log_probs.tolist(), log_probs.double()):
+            assert decode(given).units == expected.units
+            assert decode(given).score == pytest.approx(expected.score, rel=1e-5)
+        for dtype in (torch.float16, torch.bfloat16):
+            decode(logits.to(dtype).log_softmax(-1))
+            decode(torch.zeros(2, 9000, dtype=dtype).log_softmax(-1))
+        message = 'log_probs must be log probabilities, whose exponentials sum to 1 .* got sums of '
+        last = log_probs.clone()
+        last[-1] = log_probs[-1].exp()
+        for wrong in (log_probs.exp(), logits, log_probs - 0.5, -log_probs, last):
+            refuses(message, decode, wrong)
+        for wrong in ('ab', None, log_probs.numpy()[0]):
+            refuses(r'log_probs must be a tensor or array \[T, V\]', decode, wrong)
+
+
 def test_greedy_takes_the_best_alignment_without_repetitions_and_blanks():
     path = [0, 3, 3, 0, 3, 1, 1, 2, 0]
     log_probs = torch.full((9, 4), 0.1)
@@ -264,7 +285,7 @@ def test_bad_input_raises_a_one_line_error():
     message = 'inputs must be floats .* of one frame or more'
     refuses(message, batch, [3, 0], [(1,), (2,)], model)
     refuses('log_probs must be finite', decode_by_beam, torch.full((2, 3), math.nan), 2)
-    refuses(r'log_probs must be a tensor \[T, V\]', decode_by_beam, torch.zeros(3), 2)
+    refuses(r'log_probs must be a tensor or array \[T, V\]', decode_by_beam, torch.zeros(3), 2)
     frames = [torch.randn(5, 13), torch.randn(4, 13)]
     samples = [UtteranceSample()]
     message = 'data_samples must be one per utterance, got 1 for 2'

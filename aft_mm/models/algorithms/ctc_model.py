@@ -1,4 +1,4 @@
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from aft_mm.structures import UtteranceSample, samples_of
 from aft_mm.tokenizers import TextUnits
 
 from ..decoding.ctc import Hypothesis, Lexicon, decode_by_beam, decode_greedily
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LEXICON_BEAM = 16
 MODES = ('tensor', 'loss', 'predict')
@@ -92,7 +95,10 @@ class CTCModel(Resettable, BaseModel):
         return samples
 
     def decode(
-        self, log_probs: Tensor, beam_size: int | None = None, lexicon: Lexicon | None = None
+        self,
+        log_probs: 'Tensor | np.ndarray',
+        beam_size: int | None = None,
+        lexicon: Lexicon | None = None,
     ) -> list[Hypothesis]:
         """Return the best transcripts.
 

@@ -5,6 +5,7 @@ from .generation import (
     check_logits,
     check_sampling,
     default_length,
+    evaluating,
     generate,
     sample_categorical,
 )
@@ -16,6 +17,7 @@ __all__ = [
     'check_logits',
     'check_sampling',
     'default_length',
+    'evaluating',
     'generate',
     'sample_categorical',
 ]

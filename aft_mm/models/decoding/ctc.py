@@ -2,15 +2,22 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from aft_mm.checks import check_int, refuse
 from aft_mm.tokenizers import TextUnits
 
+from .generation import as_tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+
 BLANK = 0
 NEVER = -math.inf
+SUM_ERROR = 0.1  # of probabilities in bfloat16
 
 Prefix = tuple[int, ...]
 
@@ -22,10 +29,9 @@ class Hypothesis(NamedTuple):
     score: float
 
 
-def decode_greedily(log_probs: Tensor) -> Hypothesis:
+def decode_greedily(log_probs: 'Tensor | np.ndarray') -> Hypothesis:
     """Return the most likely alignment of log_probs [T, V], without repetitions and blanks."""
-    _check(log_probs)
-    best, path = log_probs.max(-1)
+    best, path = _checked(log_probs).max(-1)
     units = tuple(unit for unit, _ in groupby(path.tolist()) if unit != BLANK)
     return Hypothesis(units, best.double().sum().item())
 
@@ -77,7 +83,7 @@ class Lexicon:
 
 
 def decode_by_beam(
-    log_probs: Tensor, beam_size: int, lexicon: Lexicon | None = None
+    log_probs: 'Tensor | np.ndarray', beam_size: int, lexicon: Lexicon | None = None
 ) -> list[Hypothesis]:
     """Return the most likely transcripts, best first, by prefix beam search (Hannun et al. 2014).
 
@@ -87,10 +93,9 @@ def decode_by_beam(
         lexicon: Words that a transcript consists of; if none is complete, the result is empty.
     """
     check_int('beam_size', beam_size, 1)
-    _check(log_probs)
     beam: dict[Prefix, tuple[float, float]] = {(): (0.0, NEVER)}
     states: dict[Prefix, frozenset[Prefix]] = {(): Lexicon.start}
-    for frame in log_probs.double().tolist():
+    for frame in _checked(log_probs).double().tolist():
         ends: dict[Prefix, list[float]] = defaultdict(lambda: [NEVER, NEVER])
         for prefix, (blank, unit) in beam.items():
             both = _add(blank, unit)
@@ -123,8 +128,17 @@ def _add(a: float, b: float) -> float:
     return high if low == NEVER else high + math.log1p(math.exp(low - high))
 
 
-def _check(log_probs: Tensor) -> None:
-    if log_probs.dim() != 2 or log_probs.shape[-1] < 2:
-        refuse('log_probs', 'a tensor [T, V] with V of 2 or more', log_probs)
-    if not log_probs.amax(-1).isfinite().all():
+def _checked(log_probs: 'Tensor | np.ndarray') -> Tensor:
+    wanted = 'a tensor or array [T, V] with V of 2 or more'
+    checked = as_tensor(log_probs, 'log_probs', wanted)
+    if checked.dim() != 2 or checked.shape[-1] < 2:
+        refuse('log_probs', wanted, log_probs)
+    if not checked.amax(-1).isfinite().all():
         raise ValueError('log_probs must be finite, got NaN or infinite ones')
+    sums = checked.double().logsumexp(-1).exp()
+    if not torch.allclose(sums, torch.ones_like(sums), atol=SUM_ERROR):
+        raise ValueError(
+            'log_probs must be log probabilities, whose exponentials sum to 1 in each frame, got '
+            f'sums of {sums.min():.3g} to {sums.max():.3g}'
+        )
+    return checked

@@ -150,7 +150,7 @@ def generate(
     )
     columns = compiled and device.type == 'cpu'
     # Results must be normal tensors, also in inference mode.
-    with torch.inference_mode(False), torch.no_grad(), _evaluating(model):
+    with torch.inference_mode(False), torch.no_grad(), evaluating(model):
         with step_layout(decoder, columns), torch.inference_mode():
             memory = model.encode([None] * batch_size if source is None else _sources(source))
             tokens, lengths = tokens.to(device), lengths.to(device)
@@ -265,7 +265,7 @@ def beam_search(
     if max_length is not None:
         check_int('max_length', max_length, 1)
     _batch_size(None, source, None)
-    with _evaluating(model):
+    with evaluating(model):
         memory = model.encode(_sources(source))
         limits = [default_length(model, len(one)) for one in source]
         if max_length is not None:
@@ -394,7 +394,7 @@ def _check_prompt(
 ) -> Tensor:
     name = f'prompts[{index}]'
     wanted = f'integers [{", ".join(["L", *map(str, shape)])}]'
-    prompt = _as_tensor(prompt, name, wanted)
+    prompt = as_tensor(prompt, name, wanted)
     if not prompt.numel():  # torch makes an empty list a float tensor
         prompt = prompt.long()
     if prompt.dim() == 2 and not shape and prompt.shape[1] == 1:
@@ -408,7 +408,7 @@ def _check_prompt(
     return prompt
 
 
-def _as_tensor(given: Any, name: str, wanted: str) -> Tensor:
+def as_tensor(given: Any, name: str, wanted: str) -> Tensor:
     try:
         return torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError):
@@ -420,7 +420,7 @@ def _sources(source: Tokens) -> list[Tensor]:
     checked = []
     for index, one in enumerate(source):
         name, wanted = f'source[{index}]', 'integers [S] or [S, C], S of 1 or more'
-        tokens = _as_tensor(one, name, wanted)
+        tokens = as_tensor(one, name, wanted)
         if tokens.is_floating_point() or not tokens.dim() or not tokens.numel():
             refuse(name, wanted, one)
         checked.append(tokens)
@@ -428,7 +428,8 @@ def _sources(source: Tokens) -> list[Tensor]:
 
 
 @contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
+def evaluating(model: Any) -> Iterator[None]:
+    """Set a model to evaluation mode inside the block."""
     # Frozen modules are in evaluation mode while training.
     modes = {module: module.training for module in model.modules()}
     model.eval()
