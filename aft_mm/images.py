@@ -20,7 +20,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError, features
 
-from aft_mm.checks import check_regular, counted
+from aft_mm.checks import check_regular, counted, described
 from aft_mm.errors import DAMAGED, UnusableFile, UserError, quoted, reason_of
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     'orientation_of',
     'read_image',
     'read_rgb',
+    'rgb_of',
     'read_unlike_opencv',
     'stored_size',
     'turned',
@@ -347,9 +348,46 @@ def read_rgb(path: str | os.PathLike) -> tuple[np.ndarray, list[str]]:
         return _rgb(image)
 
 
-def read_image(path: str | os.PathLike, num_channels: int) -> tuple[np.ndarray, list[str]]:
-    """Return :func:`read_rgb` for three channels, for one a grey image, uint8 [H, W, C]."""
-    image, warnings = read_rgb(path)
+def rgb_of(image: np.ndarray | Image.Image) -> tuple[np.ndarray, list[str]]:
+    """Return what :func:`read_rgb` returns for a file of this image.
+
+    Args:
+        image: A PIL image, or an array uint8 or uint16, [H, W] or [H, W, C] with C = 1, 2 (grey and
+            alpha), 3 (RGB) or 4 (RGBA).
+
+    Raises:
+        UserError: It is another object, or has values without a fixed range.
+    """
+    if isinstance(image, np.ndarray) and image.size and image.dtype.str[1:] in ('u1', 'u2'):
+        pixels = image[..., 0] if image.shape[2:] == (1,) else image
+        if pixels.ndim == 2 or pixels.shape[2:] in ((2,), (3,), (4,)):
+            high = (pixels >> 8 * (pixels.itemsize - 1)).astype(np.uint8)
+            return _rgb(Image.fromarray(high))
+    if not isinstance(image, Image.Image):
+        raise UserError(
+            'image must be a path, a PIL image or an array uint8 or uint16 [H, W] or [H, W, C], C = 1 '
+            f'to 4, got {described(image)}'
+        )
+    try:
+        own = image.copy()  # turning takes entries out of it
+    except (OSError, SyntaxError, ValueError) as error:  # by Pillow, which reads late
+        raise UnusableFile(f'image cannot be read: {reason_of(error)}') from error
+    own.format = image.format
+    _check_bits(own, 'image')
+    return _rgb(own)
+
+
+def read_image(
+    source: str | os.PathLike | np.ndarray | Image.Image, num_channels: int
+) -> tuple[np.ndarray, list[str]]:
+    """Return the image of a path, an array or a PIL image, uint8 [H, W, C], and warnings.
+
+    Of three channels it is that of :func:`read_rgb`, of one a grey image.
+    """
+    if isinstance(source, str | os.PathLike):
+        image, warnings = read_rgb(source)
+    else:
+        image, warnings = rgb_of(source)
     if num_channels == 1:
         image = np.asarray(Image.fromarray(image).convert('L'))[..., None]
         if GREY in warnings:
@@ -399,11 +437,7 @@ def _opened(
                     raise UnusableFile(
                         f'{what} has {width} x {height} pixels in a file that is too small for them'
                     )
-                if image.mode in ('I', 'F') and not _has_16_bits(image):
-                    raise UnusableFile(
-                        f'{what} has values of 32 bits and unknown range; save it with 8 or 16 '
-                        'bits per value'
-                    )
+                _check_bits(image, what)
                 yield image
     except UnusableFile:
         raise
@@ -415,6 +449,13 @@ def _opened(
         if isinstance(error, UnidentifiedImageError) and kind not in ('', 'TIFF', *_READ):
             problem = _unread(kind)
         raise UnusableFile(f'{what} {problem}') from error
+
+
+def _check_bits(image: Image.Image, what: str) -> None:
+    if image.mode in ('I', 'F') and not _has_16_bits(image):
+        raise UnusableFile(
+            f'{what} has values of 32 bits and unknown range; save it with 8 or 16 bits per value'
+        )
 
 
 def _has_16_bits(image: Image.Image) -> bool:

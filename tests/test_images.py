@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from io import BytesIO
+from pathlib import Path
 
 import mmcv
 import numpy as np
@@ -23,6 +25,7 @@ from aft_mm.images import (
     list_images,
     read_image,
     read_rgb,
+    rgb_of,
 )
 
 from .errors import refuses_input
@@ -167,6 +170,15 @@ def test_every_reader_gives_the_same_image(name, tmp_path):
     assert image_size(path) == image.shape[1::-1]
     # The losses of JPEG, and rounding of transparency.
     np.testing.assert_allclose(image, expected, atol=2 if name.endswith('jpg') else 1)
+    with Image.open(BytesIO(Path(path).read_bytes())) as opened:
+        before = dict(opened.info)
+        plain = isinstance(saved, np.ndarray) and saved.dtype != bool and not options
+        for given in [opened, saved] if plain else [opened]:
+            of_object, found = rgb_of(given)
+            assert found == warnings
+            if name != 'xmp.tif':  # which Pillow turns when it is loaded
+                np.testing.assert_array_equal(of_object, image)
+                assert before == {key: opened.info[key] for key in before}
     results = LoadRGBImage()(dict(img_path=path))
     np.testing.assert_array_equal(results['img'], image)
     assert results.get('warnings', {}) == dict.fromkeys(warnings, path)
@@ -183,6 +195,16 @@ def test_every_reader_gives_the_same_image(name, tmp_path):
     )
     theirs = mmcv.imread(path, 'grayscale')
     np.testing.assert_allclose(theirs.astype(int), grey[..., 0], atol=1)
+
+
+def test_other_objects_than_images_are_named(tmp_path):
+    wrong = [np.zeros((8, 8, 5), np.uint8), np.zeros((0, 8, 3), np.uint8), np.zeros(8, np.uint8)]
+    for given in [*wrong, RGB / 255, RGB.astype(np.int64), GRAY > 100, 3, None, b'a', RGB.tolist()]:
+        refuses_input('image must be a path, a PIL image or an array uint8 .* got ', rgb_of, given)
+    for mode in 'IF':
+        refuses_input('image has values of 32 bits', rgb_of, Image.new(mode, (3, 3)))
+    content = Path(save(tmp_path, RGB, 'a.jpg')).read_bytes()
+    refuses_input('image cannot be read: ', rgb_of, Image.open(BytesIO(content[:900])))
 
 
 @pytest.mark.parametrize('order', ['mmcv, aft_mm.registry', 'aft_mm.registry, mmcv'])
