@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,3 +135,10 @@ def short(value) -> str:
     if callable(value):
         return value.__name__
     return str(value)[:50]
+
+
+def drop(module: torch.nn.Module, inputs: tuple, outputs: Any) -> Any:
+    """Drop half of the outputs of a module in training, as its forward hook."""
+    if isinstance(outputs, tuple | list):
+        return type(outputs)(drop(module, inputs, one) for one in outputs)
+    return torch.nn.functional.dropout(outputs, 0.5, module.training)

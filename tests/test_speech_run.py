@@ -15,6 +15,7 @@ from aft_mm.apis import SpeechRecognizer
 from aft_mm.errors import UserError
 
 from .errors import refuses, refuses_input, stops
+from .helpers import drop
 from .speech_data import write_sound
 
 for library in ('soundfile', 'jiwer'):
@@ -113,11 +114,24 @@ class TestUse:
         monkeypatch.setattr(recognizer.units, 'decode', lambda units: 'a b ')
         assert recognizer(files[0]).text == 'a b'
 
+    def test_samples_come_one_by_one_also_to_a_model_in_training(self, recognizer, files):
+        expected = recognizer(files[:3])
+        model = recognizer.model
+        handle = model.encoder.register_forward_hook(drop)
+        model.train()
+        found = recognizer.stream((recognizer.read(path) for path in files[:3]), batch_size=2)
+        assert next(found).score == expected[0].score and model.training and model.encoder.training
+        assert [one.text for one in found] == [one.text for one in expected[1:]]
+        model.eval()
+        handle.remove()
+
     def test_bad_files_are_named(self, recognizer, files, tmp_path):
         import soundfile
 
         refuses_input("'no.wav' cannot be read: it does not exist", recognizer, 'no.wav')
-        refuses('path must be the path of a file or folder, got None', recognizer, None)
+        for wrong in (None, np.zeros(8000, np.float32), (np.zeros(8000), 8000), b'a.wav'):
+            refuses('paths must be the path of a file or folder, got', recognizer, wrong)
+        refuses_input('samples must be those of read', lambda: next(recognizer.stream(files)))
         soundfile.write(tmp_path / 'long.wav', np.ones(8000 * 2), 8000)
         with pytest.raises(UserError, match=r'must be at most 1.28 s long, .* got 1.98 s'):
             recognizer(tmp_path / 'long.wav')

@@ -174,7 +174,11 @@ def test_bad_input_is_named(translator, files, pairs, tmp_path):
         refuses_input('text must be a str or a list of str', translator, text)
         refuses_input('text must be a str or a list of str', translator.n_best, text, 2)
     refuses('text 2 must be valid UTF-8', translator, ['a', '\udce4'])
-    refuses_input('num_best must not be an option here, got 2', translator, ['a'], num_best=2)
+    message = 'options must be among beam_size, .* got '
+    refuses_input(f'{message}num_best=2', translator, ['a'], num_best=2)
+    for call in (translator, lambda texts, **options: translator.n_best(texts, 2, **options)):
+        refuses_input(f'{message}temperature=2', call, ['a'], temperature=2)
+    refuses_input('among temperature, .* got end_token=2', translator.sample, ['a'], end_token=2)
     refuses('batch_size must be an int, 1 or larger, got 0', translator, ['a'], batch_size=0)
     refuses_input('is a config for Translator, not for TextGenerator, ', TextGenerator, *files)
     words = '--vocab-size 64 --no-byte-fallback --out'.split()

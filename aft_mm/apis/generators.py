@@ -7,8 +7,10 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from aft_mm.checks import check_encodable, check_int
+from aft_mm.checks import check_encodable, check_int, check_path
 from aft_mm.errors import UserError
+from aft_mm.images import read_image
+from aft_mm.models.decoding import evaluating
 from aft_mm.visualization import (
     check_image_shape,
     check_points,
@@ -19,7 +21,16 @@ from aft_mm.visualization import (
     sample_points,
 )
 
-from .loading import ConfigSource, Device, FilePath, as_list, check_options, load_model
+from .loading import (
+    Checkpoint,
+    ConfigSource,
+    Device,
+    FilePath,
+    ImageSources,
+    as_list,
+    check_options,
+    load_model,
+)
 
 
 class ImageGenerator:
@@ -31,7 +42,7 @@ class ImageGenerator:
         config: Config with ``image_shape = (H, W, C)``, or its path.
     """
 
-    def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
+    def __init__(self, config: ConfigSource, checkpoint: Checkpoint, device: Device = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'ImageGenerator')
         self.image_shape = tuple(self.config.image_shape)
         check_image_shape(self.model, self.image_shape)
@@ -41,25 +52,31 @@ class ImageGenerator:
         check_options(options)
         return sample_images(self.model, self.image_shape, num, **{'progress': True, **options})
 
-    def complete(self, images: np.ndarray, keep: float = 0.5, **options: Any) -> np.ndarray:
+    def complete(self, images: ImageSources, keep: float = 0.5, **options: Any) -> np.ndarray:
         """Sample the lower part of images.
 
         Args:
-            images: uint8 ``[N, H, W, C]``, RGB if C = 3.
+            images: A list of paths, arrays or PIL images, or an array ``[N, H, W, C]``, RGB if C = 3;
+                others as in :func:`aft_mm.images.rgb_of`.
             keep: Share of the upper rows that is given; at least one is given and one left.
 
         Returns:
             uint8 ``[N, H, W, C]``.
         """
-        images = np.asarray(images)
-        if images.shape[1:] != self.image_shape or images.dtype != np.uint8:
-            raise UserError(
-                f'images must be uint8 [N, {", ".join(map(str, self.image_shape))}], '
-                f'got {images.dtype} {list(images.shape)}'
-            )
         check_options(options)
-        rows = given_rows(keep, self.image_shape[0])
-        return complete_images(self.model, images, rows, **{'progress': True, **options})
+        several = isinstance(images, np.ndarray) and images.ndim == 4
+        given: Any = images if several else as_list(images)
+        height, width, channels = self.image_shape
+        pictures = [read_image(image, channels)[0] for image in given]
+        for picture in pictures:
+            if picture.shape != self.image_shape:
+                raise UserError(
+                    f'images must be {height} x {width} pixels (height x width), got '
+                    f'{picture.shape[0]} x {picture.shape[1]}'
+                )
+        batch = np.array(pictures, np.uint8).reshape(-1, *self.image_shape)
+        rows = given_rows(keep, height)
+        return complete_images(self.model, batch, rows, **{'progress': True, **options})
 
 
 class PointCloudGenerator:
@@ -73,7 +90,7 @@ class PointCloudGenerator:
         UserError: As for :func:`load_model`, or ``point_cloud`` does not match the model.
     """
 
-    def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
+    def __init__(self, config: ConfigSource, checkpoint: Checkpoint, device: Device = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'PointCloudGenerator')
         settings = self.config.point_cloud
         check_settings(settings)
@@ -97,24 +114,29 @@ def write_ply(path: FilePath, points: np.ndarray) -> None:
     """Write a cloud ``[P, 3]`` as a binary PLY file.
 
     Raises:
-        UserError: ``points`` has another shape or is empty, or ``path`` does not end in .ply.
+        UserError: ``points`` has another shape, is empty or not finite, or ``path`` does not end in .ply.
     """
+    check_path('path', path)
     shape = np.shape(points)
     if len(shape) != 2 or shape[1] != 3 or not shape[0]:
         raise UserError(f'points must be one cloud [P, 3], got {list(shape)}')
+    with np.errstate(over='ignore'):
+        cloud = np.asarray(points, '<f4')
+    if not np.isfinite(cloud).all():
+        raise UserError('points must be finite in float32, got NaN or infinity')
     if os.path.splitext(path)[1] != '.ply':
         raise UserError(f'path must be a file name that ends in .ply, got {str(path)!r}')
     header = f'format binary_little_endian 1.0\nelement vertex {len(points)}'
     header += ''.join(f'\nproperty float {axis}' for axis in 'xyz')
     with open(path, 'wb') as file:
         file.write(f'ply\n{header}\nend_header\n'.encode())
-        file.write(np.asarray(points, '<f4').tobytes())
+        file.write(cloud.tobytes())
 
 
 class TextGenerator:
     """Continue text and score it, byte by byte."""
 
-    def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
+    def __init__(self, config: ConfigSource, checkpoint: Checkpoint, device: Device = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'TextGenerator')
 
     @overload
@@ -145,21 +167,23 @@ class TextGenerator:
             **options: Those of :func:`aft_mm.models.generate`.
 
         Returns:
-            The prompt followed by the sampled bytes; a list for a list of prompts.
+            The prompt followed by the sampled bytes, those before the ``end_token`` if there is
+            one; a list for a list of prompts.
         """
         if num_chars is not None:
             check_int('num_chars', num_chars, 1)
         options = {'progress': True, **options}
-        check_options(options)
+        check_options(options, ('source',))
+        end = options.get('end_token')
         if prompt is None:
-            return decode(self.model.generate(self._length(0, num_chars), **options)[0])
+            return decode(self.model.generate(self._length(0, num_chars), **options)[0], 0, end)
         texts = self._texts('prompt', prompt, '; None starts from nothing')
         prompts = [torch.tensor(list(text.encode()), dtype=torch.int64) for text in texts]
         longest = max(map(len, prompts))
         length = self._length(longest, num_chars)
         tokens = self.model.generate(length, prompts=prompts, **options)
         results = [
-            decode(row[: len(given) + length - longest])
+            decode(row[: len(given) + length - longest], len(given), end)
             for row, given in zip(tokens, prompts, strict=True)
         ]
         return results[0] if isinstance(prompt, str) else results
@@ -185,13 +209,15 @@ class TextGenerator:
                     f"text must be at most {limit} bytes, the model's {self.model.decoder.limited_by}, "
                     f'got {tokens.shape[1]}'
                 )
-            nats = self.model.head.nats(self.model.decoder(tokens), tokens, dtype=torch.float64)
+            with evaluating(self.model):
+                hidden = self.model.decoder(tokens)
+                nats = self.model.head.nats(hidden, tokens, dtype=torch.float64)
             scores.append(-nats[0].cpu().numpy())
         return scores[0] if isinstance(text, str) else scores
 
     @staticmethod
     def _texts(name: str, text: str | Sequence[str], hint: str = '') -> list[str]:
-        texts = as_list(text, str, bytes)
+        texts = as_list(text)
         if not texts or not all(isinstance(part, str) and part for part in texts):
             raise UserError(
                 f'{name} must be a str of at least one character, or a list of such, '
@@ -212,5 +238,9 @@ class TextGenerator:
         return longest + num_chars if num_chars else limit
 
 
-def decode(tokens: torch.Tensor) -> str:
-    return bytes(tokens.tolist()).decode(errors='replace')
+def decode(tokens: torch.Tensor, num_given: int, end: int | None) -> str:
+    """Return the text of a sequence up to the first end after the given tokens."""
+    values = tokens.tolist()
+    if end in values[num_given:]:
+        values = values[: values.index(end, num_given)]
+    return bytes(values).decode(errors='replace')

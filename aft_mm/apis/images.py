@@ -17,29 +17,40 @@ from mmengine.registry import MODELS, VISUALIZERS, DefaultScope
 from mmengine.structures import PixelData
 from mmengine.utils import mkdir_or_exist
 from PIL import Image
-from torch import nn
 
-from aft_mm.checks import check_int, check_path, check_probability
-from aft_mm.config.reading import read_config
+from aft_mm.checks import check_flag, check_int, check_probability, described
 from aft_mm.config.texts import type_name
 from aft_mm.errors import UnusableFile, UserError
-from aft_mm.images import IMAGE_SUFFIXES, find_images, image_size, not_read, read_image, read_rgb
+from aft_mm.images import IMAGE_SUFFIXES, find_images, image_size, not_read, read_image
+from aft_mm.models.decoding import evaluating
 from aft_mm.openmmlab import warn
 from aft_mm.progress import progress as with_bar
 from aft_mm.structures import BEST_SCORE
 from aft_mm.visualization.figures import class_colours, literal_text, printable
 
-from .loading import ConfigSource, Device, FilePath, as_list, is_classifier, load_model, task_of
+from .loading import (
+    Checkpoint,
+    ConfigSource,
+    Device,
+    FilePath,
+    ImageSource,
+    ImageSources,
+    as_config,
+    as_list,
+    is_classifier,
+    load_model,
+    pipeline_of,
+    task_of,
+)
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
-Source = FilePath | np.ndarray
 SHORT_EDGE = 224  # small images are magnified to it [px]
 LONG_EDGE = 4096  # but not beyond this one
 NO_LABEL = 'no label'
 
 
 class ImageClassifier:
-    """Classify images: a file, a folder, an array, or a list of these.
+    """Classify images: a file, a folder, an array, a PIL image, or a list of these.
 
     Args:
         classes: Names of the classes; by default those stored in the checkpoint, if any.
@@ -51,7 +62,7 @@ class ImageClassifier:
     def __init__(
         self,
         config: ConfigSource,
-        checkpoint: FilePath | nn.Module,
+        checkpoint: Checkpoint,
         device: Device = None,
         classes: Sequence[str] | None = None,
     ) -> None:
@@ -65,7 +76,7 @@ class ImageClassifier:
                 f'classes must be {number} names, one for each output of the head, got '
                 f'{len(self.classes)}'
             )
-        steps = self.config.test_dataloader.dataset.pipeline
+        steps = pipeline_of(self.config)
         self._loads = loads_files(self.config)
         with DefaultScope.overwrite_default_scope('mmpretrain'):
             self._pipeline: Transform = Compose(steps)
@@ -76,14 +87,14 @@ class ImageClassifier:
         self._has_warned = False
 
     def __call__(
-        self, images: Source | Sequence[Source], batch_size: int = 32, progress: bool = True
+        self, images: ImageSources, batch_size: int = 32, progress: bool = True
     ) -> list[dict[str, Any]]:
         """Classify images.
 
         Args:
-            images: Path of a file or a folder (all image files below it, by path), an RGB array
-                uint8 [H, W, 3], a grey one [H, W] or [H, W, 1], or a list.
-            batch_size: Images per forward pass; only consecutive images of one size are batched.
+            images: Path of a file or a folder (all image files below it, by path), an array or PIL
+                image as in :func:`aft_mm.images.rgb_of`, or a list.
+            batch_size: ImageSources per forward pass; only consecutive images of one size are batched.
             progress: Show a progress bar on stderr.
 
         Returns:
@@ -96,6 +107,7 @@ class ImageClassifier:
             ValueError: An image cannot be read or has another shape or type.
         """
         check_int('batch_size', batch_size, 1)
+        check_flag('progress', progress)
         inputs = self._as_list(images)
         results: list[dict[str, Any]] = []
         batches = range(0, len(inputs), batch_size)
@@ -123,23 +135,21 @@ class ImageClassifier:
         score = float(scores[label])
         return dict(label=label, score=score, scores=scores, class_name=names[label])
 
-    def preprocess(self, image: Source) -> dict[str, Any]:
+    def preprocess(self, image: ImageSource) -> dict[str, Any]:
         """Return the packed sample of one image: ``inputs`` [C, H, W] and ``data_samples``.
 
         Raises:
             UserError: It is not an image.
         """
         try:
-            if self._loads and not isinstance(image, np.ndarray):
+            if self._loads and isinstance(image, str | os.PathLike):
                 image_size(image)  # refuses what is too large
                 return self._pipeline(dict(img_path=os.fspath(image)))
-            pixels = self._pixels(image)[..., :: -1 if self.takes_bgr else 1]
-            size = pixels.shape[:2]
-            return self._of_array(dict(img=pixels.copy(), img_shape=size, ori_shape=size))
+            return self._of_array(loaded(self._pixels(image), self.takes_bgr))
         except Exception as error:  # steps raise anything on a bad file
             if isinstance(error, UserError) and not isinstance(error, UnusableFile):
                 raise
-            what = 'an array' if isinstance(image, np.ndarray) else repr(os.fspath(image))
+            what = described(str(image) if isinstance(image, os.PathLike) else image)
             reason = ' '.join(str(error).split())
             raise UserError(f'images must be readable images, got {what} ({reason})') from error
 
@@ -157,7 +167,7 @@ class ImageClassifier:
 
     def visualize(
         self,
-        images: Source | Sequence[Source],
+        images: ImageSources,
         folder: FilePath | None = None,
         batch_size: int = 32,
         progress: bool = True,
@@ -183,7 +193,7 @@ class ImageClassifier:
                 Image.fromarray(pictures[-1]).save(os.path.join(folder, f'{name}.png'))
         return pictures
 
-    def draw(self, image: Source, result: dict[str, Any]) -> np.ndarray:
+    def draw(self, image: ImageSource, result: dict[str, Any]) -> np.ndarray:
         """Draw the class names and scores of a result of :meth:`__call__` onto its image.
 
         Returns:
@@ -213,16 +223,11 @@ class ImageClassifier:
         pairs = zip(names, scores, strict=True)
         return [f'{name} {score:.2f}' for name, score in pairs] or [NO_LABEL]
 
-    def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
-        sources: list[Source] = []
-        for image in as_list(images, str, os.PathLike, np.ndarray):
-            if isinstance(image, np.ndarray):
-                sources.append(self._checked(image))
-            elif not isinstance(image, str | os.PathLike):
-                raise UserError(
-                    'images must be a path, an array or a list of these, got '
-                    f'{type(image).__name__}'
-                )
+    def _as_list(self, images: ImageSources) -> list[FilePath | np.ndarray]:
+        sources: list[FilePath | np.ndarray] = []
+        for image in as_list(images):
+            if not isinstance(image, str | os.PathLike):
+                sources.append(self._pixels(image))
             elif Path(image).is_dir():
                 files, others = find_images(Path(image))
                 passed_over = not_read(others)
@@ -240,19 +245,17 @@ class ImageClassifier:
                 sources.append(image)
         return sources
 
-    def _checked(self, image: np.ndarray) -> np.ndarray:
-        pixels = image[..., None] if image.ndim == 2 else image
-        if pixels.dtype != np.uint8 or pixels.shape[2:] != (self._channels,) or not pixels.size:
-            raise UserError(
-                f'images must be uint8 [H, W, {self._channels}] for this model, got '
-                f'{image.dtype} {list(image.shape)}'
-            )
-        return pixels
+    def _pixels(self, image: ImageSource) -> np.ndarray:
+        if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.size:
+            if image.shape[2:] == (self._channels,):  # perhaps of other than 1 or 3
+                return image
+        return read_image(image, self._channels)[0]
 
-    def _pixels(self, image: Source) -> np.ndarray:
-        if isinstance(image, np.ndarray):
-            return self._checked(image)
-        return read_image(os.fspath(image), self._channels)[0]
+
+def loaded(pixels: np.ndarray, is_bgr: bool) -> dict[str, Any]:
+    """Return what the step of a pipeline makes that loads an image, here RGB or grey."""
+    size = pixels.shape[:2]
+    return dict(img=pixels[..., :: -1 if is_bgr else 1].copy(), img_shape=size, ori_shape=size)
 
 
 def label_rule(classifier: Any) -> dict[str, Any]:
@@ -282,8 +285,9 @@ def magnified(image: np.ndarray, times: int) -> np.ndarray:
 def predict_by_size(model: Any, samples: Sequence[dict[str, Any]]) -> list[Any]:
     """Predict packed samples, consecutive ones of one size in a batch."""
     predictions: list[Any] = []
-    for _, same in itertools.groupby(samples, lambda sample: sample['inputs'].shape):
-        predictions += model.test_step(pseudo_collate(list(same)))
+    with evaluating(model):
+        for _, same in itertools.groupby(samples, lambda sample: sample['inputs'].shape):
+            predictions += model.test_step(pseudo_collate(list(same)))
     return predictions
 
 
@@ -328,6 +332,7 @@ class Prediction:
     """The prediction for an image.
 
     Args:
+        path: That of a file, '' of an array or PIL image.
         found: A dict per class, the five best, per box or per class of a mask: ``class_name``,
             ``label``, ``score`` or, of pixels, ``share``, and ``box``, x1, y1, x2, y2 [px]. Of a
             multi-label classifier also all accepted classes, and ``accepted``.
@@ -353,12 +358,11 @@ class ImagePredictor:
     def __init__(
         self,
         config: ConfigSource,
-        checkpoint: FilePath | nn.Module,
+        checkpoint: Checkpoint,
         device: Device = None,
         score: float | None = None,
     ) -> None:
-        if not isinstance(config, Config):
-            config = read_config(os.fspath(config))
+        config = as_config(config)
         self.scope = config.get('default_scope', 'mmengine')
         check_probability('score', SCORE if score is None else score)
         if is_classifier(config):
@@ -379,11 +383,15 @@ class ImagePredictor:
             )
         self.score = meta.get(BEST_SCORE, SCORE) if score is None else score
         check_probability(f'{BEST_SCORE} of checkpoint {str(checkpoint)!r:.80}', self.score)
-        steps = config.test_dataloader.dataset.pipeline
+        steps = [
+            step
+            for step in pipeline_of(config)
+            if not type_name(step['type']).endswith('LoadAnnotations')
+        ]
+        self.takes_bgr = takes_bgr(config)
         with DefaultScope.overwrite_default_scope(self.scope):
-            self.pipeline = Compose(
-                [step for step in steps if not type_name(step['type']).endswith('LoadAnnotations')]
-            )
+            self.pipeline = Compose(steps)
+            self.of_array = Compose([step for step in steps if not loads_file(step)])
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZER[self.scope], name='predict'))
         names = [printable(name) for name in self.classes]
         palette = palette_of(meta.get('palette'), len(names))
@@ -392,24 +400,28 @@ class ImagePredictor:
             draw_inside, self.visualizer, self.visualizer.draw_texts
         )
 
-    def __call__(self, paths: FilePath | Sequence[FilePath]) -> list[Prediction]:
-        """Predict image files, those of one size in one batch.
+    def __call__(self, images: ImageSources) -> list[Prediction]:
+        """Predict images, those of one size in one batch.
+
+        Args:
+            images: Path of a file, an array or PIL image as in :func:`aft_mm.images.rgb_of`, or a
+                list.
 
         Raises:
             UserError: An image cannot be read.
-            ValueError: A path is of another type.
         """
-        given = as_list(paths, str, os.PathLike)
-        for path in given:
-            check_path('paths', path)
-        files = [os.fspath(path) for path in given]
-        if not files:
+        given = as_list(images)
+        if not given:
             return []
         if hasattr(self, 'classifier'):
-            return self._classify(files)
-        pictures = [read_rgb(path)[0] for path in files]
+            return self._classify(given)
+        pictures = [read_image(image, 3)[0] for image in given]
+        files = [os.fspath(one) if isinstance(one, str | os.PathLike) else '' for one in given]
         samples = [
-            self.pipeline(dict(img_path=path, img_id=index)) for index, path in enumerate(files)
+            self.pipeline(dict(img_path=path, img_id=index))
+            if path
+            else self.of_array(dict(loaded(image, self.takes_bgr), img_path='', img_id=index))
+            for index, (path, image) in enumerate(zip(files, pictures, strict=True))
         ]
         with DefaultScope.overwrite_default_scope(self.scope):
             results = predict_by_size(self.model, samples)
@@ -417,15 +429,16 @@ class ImagePredictor:
         with literal_text():
             return [make(*parts) for parts in zip(files, pictures, results, strict=True)]
 
-    def _classify(self, paths: Sequence[str]) -> list[Prediction]:
-        results = self.classifier(paths, len(paths), progress=False)
+    def _classify(self, images: Sequence[ImageSource]) -> list[Prediction]:
+        inputs = self.classifier._as_list(images)
+        results = self.classifier(inputs, len(inputs), progress=False)
         return [
             Prediction(
-                result['path'],
+                result.get('path', ''),
                 self._best(result['scores'], result.get('labels')),
-                self.classifier.draw(result['path'], result),
+                self.classifier.draw(image, result),
             )
-            for result in results
+            for image, result in zip(inputs, results, strict=True)
         ]
 
     def _best(self, scores: np.ndarray, accepted: list[int] | None) -> list[dict[str, Any]]:

@@ -2,11 +2,15 @@
 
 import fnmatch
 import functools
+import inspect
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
+from io import IOBase
 from typing import Any, TypeAlias
 
+import numpy as np
+import PIL.Image
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
@@ -18,16 +22,27 @@ from torch import nn
 
 import aft_mm.registry  # noqa: F401, the safe loading of checkpoints
 from aft_mm.checkpoint import CONFIG_TEXT, load_weights
-from aft_mm.checks import check_text
+from aft_mm.checks import check_path, check_text, refuse
 from aft_mm.config.finding import INDEX, check_checkpoint, install_root, our_config
 from aft_mm.config.reading import import_scope, read_config
 from aft_mm.config.texts import type_name
 from aft_mm.config.trained import warn_of_other_options
 from aft_mm.errors import UserError
+from aft_mm.models import generate
+from aft_mm.openmmlab import warn
 
 FilePath: TypeAlias = str | os.PathLike[str]
 ConfigSource: TypeAlias = FilePath | Config
+Checkpoint: TypeAlias = FilePath | nn.Module | None
 Device: TypeAlias = str | torch.device | None
+ImageSource: TypeAlias = FilePath | np.ndarray | PIL.Image.Image
+ImageSources: TypeAlias = ImageSource | Sequence[ImageSource]
+
+#: Iterable inputs that are one.
+ONE = (str, bytes, bytearray, os.PathLike, torch.Tensor, IOBase, Mapping)
+
+#: Options of generation that inferencers set or cannot use.
+TAKEN = ('source', 'end_token')
 
 #: Inferencer for each entry of a config; the first found decides.
 ENTRIES = {
@@ -48,16 +63,24 @@ def task_of(config: Config) -> str:
     return next((name for name, entry in ENTRIES.items() if entry in config), 'TextGenerator')
 
 
-def as_list(given: Any, *kinds: type) -> list[Any]:
-    """Return several inputs as a list, and one, of these types or not iterable, in a list."""
-    return list(given) if isinstance(given, Iterable) and not isinstance(given, kinds) else [given]
+def as_list(given: Any) -> list[Any]:
+    """Return several inputs as a list, and one in a list; only an array of texts or objects is several."""
+    if isinstance(given, np.ndarray):
+        is_one = given.dtype.kind not in 'OU'
+    else:
+        is_one = isinstance(given, ONE) or not isinstance(given, Iterable)
+    return [given] if is_one else list(given)
 
 
-def check_options(options: dict[str, Any], *names: str) -> None:
-    """Raise a :class:`UserError` for options that the inferencer sets itself."""
-    for name in names or ('length', 'prompts', 'batch_size', 'source'):
-        if name in options:
-            raise UserError(f'{name} must not be an option here, got {options[name]!r:.80}')
+def check_options(
+    options: dict[str, Any], taken: Sequence[str] = TAKEN, function: Callable[..., Any] = generate
+) -> None:
+    """Raise a :class:`UserError` for options that `function` lacks, or that the inferencer sets itself."""
+    given = inspect.signature(function).parameters.values()
+    known = [one.name for one in given if one.kind is one.KEYWORD_ONLY and one.name not in taken]
+    for name, value in options.items():
+        if name not in known:
+            raise UserError(f'options must be among {", ".join(known)}, got {name}={value!r:.80}')
 
 
 def check_draws(config: Config) -> None:
@@ -111,9 +134,53 @@ def load_trained(model: Any, config: Config, checkpoint: FilePath) -> None:
     model.dataset_meta = meta.get('dataset_meta') or {}
 
 
+def as_config(config: ConfigSource) -> Config:
+    """Return a config, read if it is a path or name, with the library of its scope imported."""
+    if not isinstance(config, Config):
+        check_path('config', config)
+        config = read_config(os.fspath(config))
+    import_scope(config)
+    return config
+
+
+def pipeline_of(config: Config) -> Any:
+    """Return the steps by which a test reads its data."""
+    steps = ((config.get('test_dataloader') or {}).get('dataset') or {}).get('pipeline')
+    if steps is None:
+        raise UserError(f'{config.filename} must have a test_dataloader with a pipeline, got none')
+    return steps
+
+
+def usable_device(device: Device) -> Any:
+    """Return the device, by default an accelerator if there is one."""
+    device = device or get_device()
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:  # by torch without CUDA
+        raise UserError(
+            f'device must be one of this machine, such as cpu, got {device!r}'
+        ) from error
+    return device
+
+
+def check_model(config: Config, model: Any) -> None:
+    """Raise a :class:`UserError` unless the model has the type of the config's; complete it."""
+    scope = config.get('default_scope', 'mmengine')
+    with MODELS.switch_scope_and_registry(scope) as registry:
+        kind = config.model.type
+        kind = registry.get(kind) if isinstance(kind, str) else kind
+    if not isinstance(getattr(model, '_orig_mod', model), kind):  # _orig_mod of a compiled one
+        raise UserError(
+            f'checkpoint must be a path or a model of type {type_name(kind)}, as that of '
+            f'{config.filename}, got {type(model).__name__}'
+        )
+    if not hasattr(model, 'dataset_meta'):
+        model.dataset_meta = {}
+
+
 def load_model(
     config: ConfigSource,
-    checkpoint: FilePath | nn.Module | None,
+    checkpoint: Checkpoint,
     device: Device = None,
     task: str | None = None,
     trainable: bool = False,
@@ -121,9 +188,9 @@ def load_model(
     """Build the model of a config and load a checkpoint into it, safely and strictly.
 
     Args:
-        checkpoint: Path or http address; None for random weights with seed 0; a loaded model is
-            returned as it is.
-        device: By default an accelerator if there is one.
+        checkpoint: Path or http address; None for random weights with seed 0; a loaded model of the
+            type in the config is returned as it is.
+        device: By default an accelerator if there is one, and for a loaded model its own.
         task: Name of the inferencer that will use the model; None accepts any model.
         trainable: Keep the gradients of the parameters.
 
@@ -135,27 +202,24 @@ def load_model(
         UserError: A file or library is missing, or config and checkpoint do not fit.
         pickle.UnpicklingError: The checkpoint is damaged, or holds more than training state.
     """
-    if not isinstance(config, Config):
-        config = read_config(os.fspath(config))
-    import_scope(config)
+    config = as_config(config)
     if task is not None:
         check_task(config, task)
     if isinstance(checkpoint, nn.Module):
-        return config, checkpoint
-    if checkpoint is None:
-        torch.manual_seed(0)
-    else:
+        check_model(config, checkpoint)
+        return config, checkpoint if device is None else checkpoint.to(usable_device(device))
+    if checkpoint is not None:
+        check_path('checkpoint', checkpoint)
         check_checkpoint(os.fspath(checkpoint))
-    device = device or get_device()
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # by torch without CUDA
-        raise UserError(
-            f'device must be one of this machine, such as cpu, got {device!r}'
-        ) from error
-    model = build_model(config)
+    device = usable_device(device)
+    # The user's random numbers stay the same, also on GPUs, which have no part in the weights.
+    with torch.random.fork_rng(devices=[]), torch.device('cpu'):
+        torch.default_generator.manual_seed(0)
+        model = build_model(config)
     if checkpoint is not None:
         load_trained(model, config, checkpoint)
+    elif task is not None:
+        warn(f'{task} has a model with random weights, as checkpoint is None')
     model = model.to(device).eval()
     return config, model if trainable else model.requires_grad_(False)
 
@@ -203,6 +267,8 @@ def list_models(pattern: str | None = None) -> list[str]:
     Args:
         pattern: Shell pattern for the beginning of a name, such as ``'aft-conv-*_in1k'``.
     """
+    if not isinstance(pattern, str | None):
+        refuse('pattern', 'a string or None', pattern)
     return fnmatch.filter(sorted(register_models()), f'{pattern or ""}*')
 
 
@@ -236,9 +302,11 @@ def get_model(
                 f'{", ".join(released) or "none"}'
             )
         pretrained = str(weights)
+    elif pretrained is not None and pretrained is not False:
+        check_path('pretrained', pretrained)
     config = read_config(str(install_root() / models[name].config))
     if not pretrained:
-        model: nn.Module = build_model(config).to(device or get_device()).eval()
+        model: nn.Module = build_model(config).to(usable_device(device)).eval()
     else:
         config, model = load_model(config, pretrained, device, trainable=True)
     # Read by mmpretrain's inferencers.

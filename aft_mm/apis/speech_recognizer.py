@@ -1,5 +1,6 @@
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from math import prod
 from typing import Any, NamedTuple
 
@@ -7,14 +8,14 @@ import numpy as np
 import torch
 from mmengine.registry import TRANSFORMS, DefaultScope
 
-from aft_mm.checks import check_int, check_path
+from aft_mm.checks import check_int, check_path, described
 from aft_mm.datasets import StackFrames
 from aft_mm.datasets.sound_files import SHIFT
 from aft_mm.errors import UserError
-from aft_mm.models.decoding import Lexicon
+from aft_mm.models.decoding import Lexicon, evaluating
 from aft_mm.tokenizers import TextUnits
 
-from .loading import ConfigSource, Device, FilePath, as_list, load_model
+from .loading import Checkpoint, ConfigSource, Device, FilePath, as_list, load_model, pipeline_of
 
 
 class Recognition(NamedTuple):
@@ -39,7 +40,7 @@ class SpeechRecognizer:
     def __init__(
         self,
         config: ConfigSource,
-        checkpoint: FilePath,
+        checkpoint: Checkpoint,
         device: Device = None,
         words: Sequence[str] | None = None,
     ) -> None:
@@ -53,8 +54,7 @@ class SpeechRecognizer:
         self.lexicon = None if words is None else Lexicon.of(words, self.units)
         scope = self.config.get('default_scope', 'mmengine')
         with DefaultScope.overwrite_default_scope(scope):
-            steps = self.config.test_dataloader.dataset.pipeline
-            self.pipeline = [TRANSFORMS.build(step) for step in steps]
+            self.pipeline = [TRANSFORMS.build(step) for step in pipeline_of(self.config)]
 
     @property
     def seconds_per_frame(self) -> float:
@@ -80,7 +80,9 @@ class SpeechRecognizer:
         Raises:
             UserError: A file cannot be read, or is longer than the position table.
         """
-        files = as_list(paths, str, os.PathLike)
+        files = as_list(paths)
+        for path in files:
+            check_path('paths', path)
         results = list(self.stream([self.read(path) for path in files], beam_size, batch_size))
         return results[0] if isinstance(paths, str | os.PathLike) else results
 
@@ -105,17 +107,21 @@ class SpeechRecognizer:
 
     @torch.no_grad()
     def stream(
-        self, samples: Sequence[dict[str, Any]], beam_size: int | None = None, batch_size: int = 8
+        self, samples: Iterable[dict[str, Any]], beam_size: int | None = None, batch_size: int = 8
     ) -> Iterator[Recognition]:
         """Recognise samples of :meth:`read`, batch by batch, see :meth:`__call__`."""
         check_int('batch_size', batch_size, 1)
         if beam_size is not None:
             check_int('beam_size', beam_size, 1)
-        for start in range(0, len(samples), batch_size):
-            part = samples[start : start + batch_size]
+        rest = iter(samples)
+        while part := list(islice(rest, batch_size)):
+            for sample in part:
+                if not isinstance(sample, dict) or 'inputs' not in sample:
+                    raise UserError(f'samples must be those of read(), got {described(sample)}')
             batch = {key: [sample[key] for sample in part] for key in ('inputs', 'data_samples')}
             batch = self.model.data_preprocessor(batch, False)
-            log_probs = self.model(**batch, mode='tensor').cpu()
+            with evaluating(self.model):
+                log_probs = self.model(**batch, mode='tensor').cpu()
             for rows, sample in zip(log_probs, part, strict=True):
                 rows = rows[: len(sample['inputs'])]
                 candidates = [

@@ -8,12 +8,12 @@ from mmengine.config import Config
 from aft_mm.checks import check_encodable, check_int
 from aft_mm.engine import derived_seed
 from aft_mm.errors import UserError
-from aft_mm.models import default_length
+from aft_mm.models import beam_search, default_length
 from aft_mm.models.decoding import check_sampling
 from aft_mm.openmmlab import warn
 from aft_mm.tokenizers import Subwords
 
-from .loading import ConfigSource, Device, FilePath, as_list, check_options, load_model
+from .loading import Checkpoint, ConfigSource, Device, as_list, check_options, load_model
 
 #: Defaults of a beam search where `test_cfg` has no value.
 BEAM = dict(beam_size=4, length_penalty=0.6)
@@ -42,7 +42,7 @@ class Translator:
         UserError: As for :func:`load_model`, or the model was trained with another vocabulary.
     """
 
-    def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
+    def __init__(self, config: ConfigSource, checkpoint: Checkpoint, device: Device = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'Translator')
         self.subwords = Subwords(self.config.subwords)
         self.beam = beam_options(self.config)
@@ -71,8 +71,8 @@ class Translator:
         Returns:
             The translation; a list for a list of sentences.
         """
-        check_options(options, 'num_best')
-        best = self.n_best(as_list(text, str), 1, batch_size, **options)
+        check_options(options, ('num_best',), beam_search)
+        best = self.n_best(as_list(text), 1, batch_size, **options)
         texts = [found.text for (found,) in best]
         return texts[0] if isinstance(text, str) else texts
 
@@ -83,6 +83,7 @@ class Translator:
 
         See :meth:`__call__`; ``beam_size`` must be at least ``num_best``.
         """
+        check_options(options, (), beam_search)
 
         def search(sources: list[torch.Tensor]) -> list[list[Translation]]:
             beams = self.model.beam_search(
@@ -105,6 +106,7 @@ class Translator:
             batch_size: Sentences per batch; samples depend on it.
             **options: Those of :func:`aft_mm.models.generate`.
         """
+        check_options(options)
         seed, batches = options.pop('seed', None), count()
         check_sampling(seed=seed)
 

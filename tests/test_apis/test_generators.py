@@ -1,11 +1,15 @@
 """ImageGenerator and TextGenerator, and the choice of the inferencer for a config."""
 
 import math
+from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from PIL import Image
+from torch import nn
 
 from aft_mm.apis import (
     ImageGenerator,
@@ -15,9 +19,33 @@ from aft_mm.apis import (
     TextGenerator,
     load_model,
 )
+from aft_mm.apis.loading import as_list
+from aft_mm.models import AFTClassifier
 from aft_mm.structures import SequenceSample
 
 from ..errors import refuses, refuses_input
+from ..helpers import drop
+
+
+@pytest.mark.parametrize(
+    ('given', 'expected'),
+    [
+        ('ab', 1),
+        (b'ab', 1),
+        (Path('a/b'), 1),
+        (dict(a=1, b=2), 1),
+        (np.zeros((2, 3)), 1),
+        (torch.zeros(2, 3), 1),
+        (BytesIO(b'a\nb'), 1),
+        (3, 1),
+        (np.array(['a', 'b']), 2),
+        (('a', 'b'), 2),
+        (iter('ab'), 2),
+    ],
+)
+def test_only_collections_are_several_inputs(given, expected):
+    assert len(as_list(given)) == expected
+
 
 # The inferencer for each config, and the errors of the others.
 OWNERS = dict(
@@ -57,6 +85,48 @@ class TestLoadModel:
         config.model.decoder.num_layers = 3
         message = 'does not fit the model .*tiny_text.py.* missing'
         refuses_input(message, load_model, config, untrained['tiny_text'][1])
+
+    def test_a_loaded_model_is_checked(self, untrained, tiny_classifier):
+        config, model = load_model(*untrained['tiny_text'], device='cpu')
+        del model.dataset_meta
+        assert load_model(config, model.train()) == (config, model)
+        assert model.training and model.dataset_meta == {}
+        assert TextGenerator(config, torch.compile(model)).model.training
+        message = 'checkpoint must be a path or a model of type AutoregressiveModel, .* got '
+        parts = dict(embed_dims=8, num_layers=1, mlp_ratio=2), dict(type='aft_mm.AFTSimple')
+        others = nn.Linear(2, 2), model.decoder, load_model(*tiny_classifier, 'cpu')[1]
+        for other in (*others, AFTClassifier(*parts, img_size=4, patch_size=2)):
+            name = type(other).__name__
+            refuses_input(f'{message}{name}$', TextGenerator, config, other)
+            if name != 'ImageClassifier':
+                refuses_input(
+                    f'type ImageClassifier, .* got {name}', load_model, tiny_classifier[0], other
+                )
+        for device in ('banana', 3.5, 'cuda:99'):
+            for checkpoint in (model, untrained['tiny_text'][1], None):
+                message = 'device must be one of this machine, such as cpu, got '
+                refuses_input(message, load_model, config, checkpoint, device)
+
+    def test_random_numbers_of_the_user_stay_the_same(self, untrained, monkeypatch):
+        config, checkpoint = untrained['tiny_text']
+        messages = []
+        monkeypatch.setattr('aft_mm.apis.loading.warn', messages.append)
+        weights = []
+        for seed, given in ((1, None), (2, None), (3, checkpoint)):
+            torch.manual_seed(seed)
+            expected = torch.rand(3)
+            torch.manual_seed(seed)
+            weights.append(TextGenerator(config, given, 'cpu').model.state_dict())
+            assert torch.equal(torch.rand(3), expected)
+        assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+        assert messages == 2 * [
+            'TextGenerator has a model with random weights, as checkpoint is None'
+        ]
+
+    def test_other_types_are_named(self, untrained):
+        for wrong in (True, 3, b'a', ['a.pth']):
+            refuses('checkpoint must be the path', load_model, untrained['tiny_text'][0], wrong)
+            refuses('config must be the path', load_model, wrong, None)
 
     def test_missing_files_are_named(self, untrained):
         config, checkpoint = untrained['tiny_text']
@@ -99,11 +169,22 @@ class TestImageGenerator:
         np.testing.assert_array_equal(completed[:, :rows], given[:, :rows])
         assert (completed[:, rows] != given[:, rows]).any()
 
+    def test_completions_of_files_and_pictures(self, images, tmp_path):
+        given = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
+        picture = Image.fromarray(given)
+        picture.save(tmp_path / 'a.png')
+        forms = [tmp_path / 'a.png', picture, given, given[..., None], picture.convert('RGB')]
+        expected = images.complete(given[None, ..., None], greedy=True)
+        for one in forms:
+            np.testing.assert_array_equal(images.complete(one, greedy=True), expected)
+        together = images.complete(forms, greedy=True)
+        np.testing.assert_array_equal(together, np.repeat(expected, 5, 0))
+
     def test_bad_input_is_named(self, images, untrained):
-        for wrong in (np.zeros((2, 8, 9, 1), np.uint8), np.zeros((8, 8, 1), np.uint8)):
-            refuses_input(r'images must be uint8 \[N, 8, 8, 1\], got', images.complete, wrong)
+        for wrong in (np.zeros((2, 8, 9, 1), np.uint8), np.zeros((8, 9), np.uint8)):
+            refuses_input('images must be 8 x 8 pixels .*, got 8 x 9', images.complete, wrong)
         whole = np.zeros((2, 8, 8, 1))
-        refuses_input(r'images must be uint8 \[N, 8, 8, 1\], got', images.complete, whole)
+        refuses_input('image must be a path, .* got .* float64', images.complete, whole)
         for keep in (0, 1.0, -3, math.nan, math.inf, 0.05):
             message = f'keep .*(1 to 7 of 8 rows|finite).* got {keep}'
             refuses(message, images.complete, whole.astype(np.uint8), keep)
@@ -111,7 +192,9 @@ class TestImageGenerator:
         refuses_input('images must hold at least one image', images.complete, none)
         for num in (0, -1, 2.5):
             refuses(f'num must be an int, 1 or larger, got {num}', images.sample, num)
-        refuses_input('batch_size must not be an option here, got 3', images.sample, batch_size=3)
+        for name in ('batch_size', 'source', 'end_token', 'temprature'):
+            message = f'options must be among temperature, top_k, .* compiled, got {name}=3$'
+            refuses_input(message, images.sample, **{name: 3})
         for options in (dict(temperature=0.0), dict(top_p=0.0), dict(top_k=0)):
             refuses(next(iter(options)), images.sample, 1, **options)
         config = Config.fromfile(untrained['tiny_pixels'][0])
@@ -148,6 +231,27 @@ class TestTextGenerator:
         np.testing.assert_allclose(several[0], scores, rtol=1e-6)
         assert several[1].shape == (1,)
 
+    def test_a_model_in_training_scores_as_in_a_test(self, untrained):
+        config, model = load_model(*untrained['tiny_text'], device='cpu')
+        text = TextGenerator(config, model)
+        model.decoder.register_forward_hook(drop)
+        expected = text.score('Ägypt')
+        model.train()
+        np.testing.assert_array_equal(text.score('Ägypt'), expected)
+        assert model.training and model.decoder.training
+
+    def test_the_end_ends_the_text(self, text):
+        (all_of_them,) = text.model.generate(12, prompts=[[*b'abc']], greedy=True)
+        end = int(all_of_them[6])
+        before = all_of_them.tolist().index(end, 3)
+        expected = bytes(all_of_them[:before].tolist()).decode(errors='replace')
+        options = dict(num_chars=9, greedy=True, end_token=end)
+        assert text('abc', **options) == expected
+        assert text(['abc', 'abcd'], **options)[0] == expected
+        assert text(chr(97), num_chars=4, greedy=True, end_token=97).startswith('a')
+        tokens = text.model.generate(32, greedy=True)[0].tolist()
+        assert text(None, greedy=True, end_token=tokens[0]) == ''
+
     def test_texts_that_cannot_be_scored_are_named(self, text):
         message = 'text must be a str of at least one character, or a list of such, got '
         for given in ('', b'ab', [], ['a', None]):
@@ -183,7 +287,7 @@ class TestTextGenerator:
                 text.model.head.bias[0xFF] = 0
 
     def test_bad_input_is_named(self, text):
-        refuses_input('batch_size must not be an option here, got 3', text, batch_size=3)
+        refuses_input('options must be among .* end_token, .* got batch_size=3', text, batch_size=3)
         for prompt in ('', [], ['a', ''], b'a', [b'a'], [1, 2], ['a', None], 5):
             refuses_input('prompt must be a str of at least one character', text, prompt)
         for num_chars in (0, 2.5, '7'):

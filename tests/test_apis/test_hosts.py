@@ -17,6 +17,8 @@ from aft_mm.config.finding import install_root, trained_models
 from aft_mm.errors import UserError
 from aft_mm.models import AFTViT
 
+from ..errors import refuses_input, refuses_value
+
 NAME = 'aft-conv-mini-h96-k7_1xb100-8e_cifar10'
 SIMPLE = dict(type='aft_mm.AFTSimple')
 
@@ -79,6 +81,9 @@ class TestNames:
         assert sorted(released) == sorted(model.config for model in trained_models().values())
         with pytest.raises(ValueError, match='name must be a string that is not empty, got None'):
             get_model(None)
+        refuses_value('pretrained', get_model, NAME, pretrained=1)
+        refuses_input('device must be one of this machine', get_model, NAME, device='banana')
+        refuses_value('pattern', list_models, 3)
         model = get_model(NAME)
         torch.save(dict(state_dict=model.state_dict()), tmp_path / 'a.pth')
         monkeypatch.setattr(register_models()[NAME], 'weights', str(tmp_path / 'a.pth'))

@@ -11,10 +11,11 @@ from mmengine.registry import DATASETS, DefaultScope
 from mmpretrain.structures import DataSample
 from PIL import Image
 
-from aft_mm.apis import ImageClassifier, ImagePredictor, SpeechRecognizer
+from aft_mm.apis import ImageClassifier, ImagePredictor, SpeechRecognizer, load_model
 from aft_mm.errors import UserError
 
 from ..errors import refuses, refuses_input
+from ..helpers import drop
 
 CLASSES = ('ant', 'bee', 'cat', 'dog', 'elk')
 CLASSES_OF_CONFIG = [
@@ -69,11 +70,35 @@ def test_paths_arrays_and_lists_of_both_are_the_same(classify, folder, capsys):
     together = classify([path, array, str(path)], progress=False)
     assert capsys.readouterr().err == ''
     (alone,) = classify(array, progress=False)
+    for given in (Image.open(path), np.dstack([array, np.full((8, 12), 255, np.uint8)])):
+        np.testing.assert_array_equal(classify(given, progress=False)[0]['scores'], alone['scores'])
+    refuses('progress must be True or False', classify, array, progress='no')
     assert 'path' not in alone and together[2]['path'] == str(path)
     for result in together:
         np.testing.assert_allclose(result['scores'], alone['scores'], rtol=1e-5)
     (other,) = classify(array[..., ::-1].copy(), progress=False)
     assert np.abs(other['scores'] - alone['scores']).max() > 1e-3
+
+
+def test_grey_pixels_of_any_form_are_classified_alike(classify, tmp_path):
+    grey = np.random.default_rng(0).integers(0, 256, (8, 12), dtype=np.uint8)
+    Image.fromarray(grey).save(tmp_path / 'a.png')
+    deep = grey.astype(np.uint16) * 257
+    forms = [tmp_path / 'a.png', grey, grey[..., None], deep, Image.fromarray(grey)]
+    scores = [result['scores'] for result in classify(forms, progress=False)]
+    assert all(np.array_equal(one, scores[0]) for one in scores)
+
+
+def test_a_model_in_training_predicts_as_in_a_test(tiny_classifier, folder):
+    config, model = load_model(*tiny_classifier, 'cpu')
+    classify, path = ImageClassifier(config, model), folder / 'a/0.png'
+    model.backbone.register_forward_hook(drop)
+    (expected,) = classify(path, progress=False)
+    model.train()
+    model.head.eval()  # as a frozen part
+    (result,) = classify(path, progress=False)
+    np.testing.assert_array_equal(result['scores'], expected['scores'])
+    assert model.training and model.backbone.training and not model.head.training
 
 
 def test_images_of_several_sizes_are_classified_individually(tiny_classifier, folder):
@@ -129,10 +154,11 @@ def test_pictures_show_the_prediction_large_enough(classify, folder, tmp_path):
         ('no.jpg', "images must be files that exist, got 'no.jpg'"),
         ('.', 'images must be folders with images'),
         (__file__, "images must be readable images, got '.*py'"),
-        ([3], 'images must be a path, an array or a list of these, got int'),
-        (Image.new('RGB', (8, 8)), 'images must be a path, an array or a list of these, got Image'),
-        (np.zeros((8, 8, 4), np.uint8), r'must be uint8 \[H, W, 3\] .* got uint8 \[8, 8, 4\]'),
-        (np.zeros((8, 8, 3)), r'got float64 \[8, 8, 3\]'),
+        ([3], 'image must be a path, a PIL image or an array .* got 3'),
+        (torch.zeros(2, 8, 8), r'image must be a path, .* got torch.float32 \[2, 8, 8\]'),
+        (b'a.png', "image must be a path, .* got b'a.png'"),
+        (np.zeros((2, 8, 8, 3), np.uint8), r'got a numpy array uint8 \[2, 8, 8, 3\]'),
+        (np.zeros((8, 8, 3)), r'got a numpy array float64 \[8, 8, 3\]'),
     ],
 )
 def test_other_files_give_a_one_line_message(classify, tmp_path, monkeypatch, images, message):
@@ -147,7 +173,12 @@ def test_a_predictor_takes_one_path_or_a_list(tiny_classifier, folder):
         (found,) = predict(given)
         assert (found.path, found.found) == (str(path), expected.found)
     assert predict([]) == []
-    refuses('paths must be the path of a file', predict, [np.zeros((8, 8, 3), np.uint8)])
+    image = Image.open(path)
+    for given in (image, np.array(image), [np.array(image)]):
+        (found,) = predict(given)
+        assert (found.path, found.found) == ('', expected.found)
+        np.testing.assert_array_equal(found.picture, expected.picture)
+    refuses('image must be a path, .* got None', predict, None)
     refuses('score must be a finite number, 0 to 1', ImagePredictor, *tiny_classifier, score='x')
 
 
@@ -167,6 +198,9 @@ def test_a_config_of_classes_is_as_one_of_names(tiny_classifier, folder):
     assert ImagePredictor(*files, 'cpu')(path)[0].found[0]['label'] == expected['label']
     with pytest.raises(UserError, match='must have units for SpeechRecognizer'):
         SpeechRecognizer(*files)
+    config = Config.fromfile(files[0])
+    config.pop('test_dataloader')
+    refuses_input('must have a test_dataloader with a pipeline', ImageClassifier, config, files[1])
 
 
 def test_another_task_is_named(untrained):

@@ -32,7 +32,7 @@ def test_clouds_equal_those_of_the_model(generator, capsys):
 def test_bad_input_is_named(generator, untrained):
     refuses('num must be an int, 1 or larger, got 0', generator.sample, 0)
     refuses('top_p', generator.sample, 1, top_p=2)
-    refuses_input('batch_size must not be an option here, got 3', generator.sample, batch_size=3)
+    refuses_input('options must be among .* got batch_size=3', generator.sample, batch_size=3)
     config = Config.fromfile(untrained['tiny_clouds'][0])
     for name, value, message in (
         ('num_bits', 7, 'num_bits=7 needs 128 values per token'),
@@ -58,6 +58,9 @@ def test_bad_points_for_a_ply_file_are_rejected(tmp_path):
     for shape in ((2, 7, 3), (7, 2), (0, 3), (3,)):
         message = re.escape(f'one cloud [P, 3], got {list(shape)}')
         refuses_input(message, write_ply, tmp_path / 'a.ply', np.zeros(shape))
+    for value in (np.nan, np.inf, 1e39):
+        refuses_input('points must be finite', write_ply, tmp_path / 'a.ply', [[0, 1, value]])
+    refuses('path must be the path of a file', write_ply, 3, np.zeros((7, 3)))
     for name in ('a.pcd', 'a'):
         message = f"ends in .ply, got '.*/{name}'"
         refuses_input(message, write_ply, tmp_path / name, np.zeros((7, 3)))

@@ -4,6 +4,7 @@ import cv2
 import numpy as np
 import pytest
 from mmengine.config import Config
+from PIL import Image
 
 from aft_mm.apis import SuperResolver
 from aft_mm.datasets import SuperResolutionPair
@@ -115,11 +116,21 @@ class TestTile:
 @pytest.mark.parametrize('method', ['__call__', 'fit', 'tile'])
 def test_other_images_are_named(resolver, method):
     draw = getattr(resolver, method)
-    for wrong in (random_image()[..., :1], random_image()[None], random_image() / 255):
-        refuses_input(r'image must be uint8 \[height, width, 3\], got', draw, wrong)
-    for height, width in ((3, 9), (9, 3), (0, 0)):
+    for wrong in (random_image()[None], random_image() / 255, None, random_image(0, 0)):
+        refuses_input('image must be a path, .* got', draw, wrong)
+    for height, width in ((3, 9), (9, 3)):
         message = f'least 4 x 4 pixels .* got {height} x {width}'
         refuses_input(message, draw, random_image(height, width))
+
+
+@pytest.mark.parametrize('method', ['__call__', 'fit', 'tile'])
+def test_files_and_pictures_are_as_arrays(resolver, method, tmp_path):
+    draw = getattr(resolver, method)
+    image = random_image()
+    Image.fromarray(image).save(tmp_path / 'a.png')
+    options = {} if method == 'fit' else dict(greedy=True, progress=False)
+    for given in (tmp_path / 'a.png', Image.fromarray(image)):
+        np.testing.assert_array_equal(draw(given, **options), draw(image, **options))
 
 
 @pytest.mark.parametrize('method', ['__call__', 'tile'])
@@ -128,3 +139,5 @@ def test_bad_options_are_named(resolver, method):
     refuses('num must be an int, 1 or larger, got 0', draw, random_image(), num=0)
     refuses(r'seed must be an int, 0 to 2\^63 − 1, got -1', draw, random_image(), seed=-1)
     refuses('temperature must be a finite number above 0', draw, random_image(), temperature=0)
+    for name in ('length', 'source', 'end_token', 'seeed'):
+        refuses_input(f'options must be among .* got {name}=5', draw, random_image(), **{name: 5})
