@@ -227,7 +227,7 @@ SETTINGS = {
 }
 PLAIN = (
     'README.md docs/configs.md docs/get_started.md docs/model_converters.md docs/ops.md '
-    'docs/is_your_aft_right.md docs/tutorials/plain_pytorch.md'
+    'docs/is_your_aft_right.md docs/minis.md docs/tutorials/plain_pytorch.md'
 )
 SETTINGS |= dict.fromkeys(PLAIN.split(), lambda folder, request: None)
 

@@ -279,6 +279,10 @@ def get_model(
 ) -> nn.Module:
     """Build a model of any task by its name, in evaluation mode, also for mmpretrain's inferencers.
 
+    It takes what its ``data_preprocessor`` returns. A classifier takes ``(x − mean) / std`` of pixels x
+    from 0 to 255, ``model.data_preprocessor(dict(inputs=x))['inputs']`` of x [B, C, H, W], in BGR if
+    the preprocessor has ``to_rgb``.
+
     Args:
         name: One of :func:`list_models`, or a part of it that no other name has.
         pretrained: Path or http address of a checkpoint, True for the released weights, else
