@@ -445,6 +445,10 @@ def test_weak_classes_and_the_best_score_are_named(
         predict = ImagePredictor(*with_names(words, names, here), 'cpu', 0.0)
         found = predict(image)[0].found
         assert found and all(one['class_name'] == names[one['label']] for one in found)
+    pixels = cv2.imread(str(image))[..., ::-1]
+    for given in (pixels, Image.fromarray(pixels)):
+        (of_object,) = predict(given)
+        assert (of_object.path, of_object.found) == ('', found)
     if measure == 'IoU':
         tool('plot confusion').main(
             [*words, '--split', 'val', '--out', 'counts.png', '--csv', 'counts.csv']

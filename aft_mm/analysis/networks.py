@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from aft_mm.apis import load_model
-from aft_mm.apis.images import label_rule, takes_bgr
-from aft_mm.apis.loading import find_model_config
+from aft_mm.apis.images import label_rule, loaded, loads_file, of_images, takes_bgr
+from aft_mm.apis.loading import find_model_config, pipeline_of
 from aft_mm.checks import check_int, refuse
 from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data
-from aft_mm.config.texts import type_name
 from aft_mm.engine.runner import bases_of
 from aft_mm.errors import UserError
 from aft_mm.hosts import quiet_pycocotools
@@ -71,20 +70,13 @@ def spread_samples(dataset: Any, num: int) -> list[dict]:
 
 
 def load_images(config: Config, paths: Sequence[str | os.PathLike]) -> list[dict]:
-    if not config.get('test_dataloader'):
-        raise UserError(f'{config.filename} has no test_dataloader')
-    listed = config.test_dataloader.dataset.pipeline
-    pipeline = [step for step in listed if not type_name(step.type).endswith('LoadAnnotations')]
-    reads_files = type_name(pipeline[0].type).endswith('LoadImageFromFile')
+    listed = of_images(pipeline_of(config))
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
-        steps = Compose(pipeline[1:] if reads_files else pipeline)
+        steps = Compose([step for step in listed if not loads_file(step)])
     samples = []
     for path in [os.fspath(path) for path in paths]:
         image, _ = read_image(path, config.model.backbone.get('in_channels', 3))
-        if takes_bgr(config):
-            image = np.ascontiguousarray(image[..., ::-1])
-        size = image.shape[:2]
-        samples.append(steps(dict(img=image, img_path=path, img_shape=size, ori_shape=size)))
+        samples.append(steps(dict(loaded(image, takes_bgr(config)), img_path=path)))
     return samples
 
 

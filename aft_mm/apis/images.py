@@ -297,6 +297,11 @@ def loads_files(config: Config) -> bool:
     return any(map(loads_file, dataset.get('pipeline') or ()))
 
 
+def of_images(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the steps of a pipeline without those that load annotations."""
+    return [step for step in steps if not type_name(step['type']).endswith('LoadAnnotations')]
+
+
 def loads_file(step: dict[str, Any]) -> bool:
     return type_name(step['type']) == 'LoadImageFromFile'
 
@@ -383,11 +388,7 @@ class ImagePredictor:
             )
         self.score = meta.get(BEST_SCORE, SCORE) if score is None else score
         check_probability(f'{BEST_SCORE} of checkpoint {str(checkpoint)!r:.80}', self.score)
-        steps = [
-            step
-            for step in pipeline_of(config)
-            if not type_name(step['type']).endswith('LoadAnnotations')
-        ]
+        steps = of_images(pipeline_of(config))
         self.takes_bgr = takes_bgr(config)
         with DefaultScope.overwrite_default_scope(self.scope):
             self.pipeline = Compose(steps)
