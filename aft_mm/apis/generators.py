@@ -7,7 +7,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from aft_mm.checks import check_encodable, check_int, check_path
+from aft_mm.checks import check_encodable, check_int, check_path, described
 from aft_mm.errors import UserError
 from aft_mm.images import read_image
 from aft_mm.models.decoding import evaluating
@@ -221,7 +221,7 @@ class TextGenerator:
         if not texts or not all(isinstance(part, str) and part for part in texts):
             raise UserError(
                 f'{name} must be a str of at least one character, or a list of such, '
-                f'got {text!r}{hint}'
+                f'got {described(text)}{hint}'
             )
         for part in texts:
             check_encodable(name, part)

@@ -22,7 +22,7 @@ from torch import nn
 
 import aft_mm.registry  # noqa: F401, the safe loading of checkpoints
 from aft_mm.checkpoint import CONFIG_TEXT, load_weights
-from aft_mm.checks import check_path, check_text, refuse
+from aft_mm.checks import check_path, check_text, described, refuse
 from aft_mm.config.finding import INDEX, check_checkpoint, install_root, our_config
 from aft_mm.config.reading import import_scope, read_config
 from aft_mm.config.texts import type_name
@@ -80,7 +80,9 @@ def check_options(
     known = [one.name for one in given if one.kind is one.KEYWORD_ONLY and one.name not in taken]
     for name, value in options.items():
         if name not in known:
-            raise UserError(f'options must be among {", ".join(known)}, got {name}={value!r:.80}')
+            raise UserError(
+                f'options must be among {", ".join(known)}, got {name}={described(value)}'
+            )
 
 
 def check_draws(config: Config) -> None:

@@ -109,7 +109,7 @@ class SpeechRecognizer:
     def stream(
         self, samples: Iterable[dict[str, Any]], beam_size: int | None = None, batch_size: int = 8
     ) -> Iterator[Recognition]:
-        """Recognise samples of :meth:`read`, batch by batch, see :meth:`__call__`."""
+        """Recognise samples of :meth:`read`, of any iterable, batch by batch, see :meth:`__call__`."""
         check_int('batch_size', batch_size, 1)
         if beam_size is not None:
             check_int('beam_size', beam_size, 1)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from mmengine.config import Config
 
-from aft_mm.checks import check_encodable, check_int
+from aft_mm.checks import check_encodable, check_int, described
 from aft_mm.engine import derived_seed
 from aft_mm.errors import UserError
 from aft_mm.models import beam_search, default_length
@@ -133,7 +133,7 @@ class Translator:
         check_int('batch_size', batch_size, 1)
         whole, texts = texts, as_list(texts)
         if isinstance(whole, str) or not all(isinstance(text, str) for text in texts):
-            raise UserError(f'text must be a str or a list of str, got {whole!r:.80}')
+            raise UserError(f'text must be a str or a list of str, got {described(whole)}')
         for number, text in enumerate(texts, self.first_number):
             check_encodable(f'text {number}', text)
             if unknown := self.subwords.unknown(text):

@@ -288,7 +288,18 @@ class TestTextGenerator:
 
     def test_bad_input_is_named(self, text):
         refuses_input('options must be among .* end_token, .* got batch_size=3', text, batch_size=3)
-        for prompt in ('', [], ['a', ''], b'a', [b'a'], [1, 2], ['a', None], 5):
+        for prompt in (
+            '',
+            [],
+            ['a', ''],
+            np.zeros((30, 30)),
+            torch.ones(9, 9),
+            b'a',
+            [b'a'],
+            [1, 2],
+            ['a', None],
+            5,
+        ):
             refuses_input('prompt must be a str of at least one character', text, prompt)
         for num_chars in (0, 2.5, '7'):
             message = f'num_chars must be an int, 1 or larger, got {num_chars!r}'
