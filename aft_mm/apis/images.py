@@ -94,7 +94,7 @@ class ImageClassifier:
         Args:
             images: Path of a file or a folder (all image files below it, by path), an array or PIL
                 image as in :func:`aft_mm.images.rgb_of`, or a list.
-            batch_size: ImageSources per forward pass; only consecutive images of one size are batched.
+            batch_size: Images per forward pass; only consecutive images of one size are batched.
             progress: Show a progress bar on stderr.
 
         Returns:

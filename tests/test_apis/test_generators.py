@@ -69,6 +69,18 @@ def text(untrained):
     return TextGenerator(*untrained['tiny_text'], device='cpu')
 
 
+class Wrapper(nn.Module):
+    """Passes attributes on, as adapters do."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inner = model
+
+    def __getattr__(self, name):
+        inner = super().__getattr__('inner')
+        return inner if name == 'inner' else getattr(inner, name)
+
+
 class TestLoadModel:
     def test_weights_are_those_of_the_file_and_the_model_is_frozen(self, untrained):
         config, model = load_model(*untrained['tiny_text'], device='cpu')
@@ -91,10 +103,11 @@ class TestLoadModel:
         del model.dataset_meta
         assert load_model(config, model.train()) == (config, model)
         assert model.training and model.dataset_meta == {}
-        assert TextGenerator(config, torch.compile(model)).model.training
+        for wrap in (torch.compile, Wrapper):
+            assert TextGenerator(config, wrap(model)).score('abc').shape == (3,)
         message = 'checkpoint must be a path or a model of type AutoregressiveModel, .* got '
         parts = dict(embed_dims=8, num_layers=1, mlp_ratio=2), dict(type='aft_mm.AFTSimple')
-        others = nn.Linear(2, 2), model.decoder, load_model(*tiny_classifier, 'cpu')[1]
+        others = nn.Linear(2, 2), nn.Sequential(model), load_model(*tiny_classifier, 'cpu')[1]
         for other in (*others, AFTClassifier(*parts, img_size=4, patch_size=2)):
             name = type(other).__name__
             refuses_input(f'{message}{name}$', TextGenerator, config, other)
