@@ -20,6 +20,7 @@ from mmengine.runner import IterBasedTrainLoop
 from aft_mm.analysis.run_logs import read_scalars
 from aft_mm.checkpoint import load_from_local
 from aft_mm.config.reading import check_settings
+from aft_mm.config.texts import type_name
 from aft_mm.engine.preflight import check_schedule, shortened_warmup
 from aft_mm.registry import register_safe_loading
 
@@ -282,9 +283,7 @@ class TestErrorsOfARun:
         ],
     )
     def test_schedule_longer_than_the_run(self, train_with, schedule, message):
-        match = (
-            f'^Error: {schedule["type"]} of param_scheduler begins {message}.*param_scheduler=None$'
-        )
+        match = f'^Error: {type_name(schedule["type"])} of param_scheduler begins {message}.*param_scheduler=None$'
         for settings in ([schedule], schedule):
             train_with(match, lambda cfg, new=settings: setattr(cfg, 'param_scheduler', new))
 
@@ -336,9 +335,7 @@ class TestErrorsOfARun:
         def classify(cfg):
             cfg.val_evaluator = dict(type='mmpretrain.Accuracy')
 
-        message = (
-            'val_evaluator must have metrics of samples with .*, nats, got Accuracy, which needs'
-        )
+        message = 'val_evaluator must have metrics of samples with length, nats, .*, got Accuracy, which needs'
         train_with(message, classify)
         assert not list(here.rglob('*.pth'))
 

@@ -398,7 +398,7 @@ def check_metrics(evaluator: Any, split: str) -> None:
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             message, file, line = origin(error)
             reason = f'needs {message!r}' if isinstance(error, KeyError) else f'fails: {message}'
-            held = ', '.join(samples[0]) if isinstance(samples[0], dict) else samples[0]
+            held = ', '.join(sorted(samples[0])) if isinstance(samples[0], dict) else samples[0]
             raise UserError(
                 f'{split}_evaluator must have metrics of samples with {held!s:.300}, got '
                 f'{type(metric).__name__}, which {" ".join(reason.split())} ({file}:{line})'
