@@ -328,6 +328,7 @@ class TestParameters:
         [
             (names('image_classification', pattern='-mini.*8e_cifar10'), 3, 1.04),
             (names('image_classification', pattern='-mini.*7e.*cifar10full'), 11, 1.002),
+            (names('image_classification', pattern='pixels_cifar10full'), 5, 1.001),
             (names('synthetic_tasks', pattern='mqar'), 22, 1.002),
             (names('synthetic_tasks', pattern='listops'), 24, 1.002),
             (names('image_classification', pattern='-mini.*40e_imagenette'), 7, 1.04),
@@ -342,6 +343,7 @@ class TestParameters:
         ids=[
             'cifar10',
             'cifar10-full',
+            'pixels',
             'mqar',
             'listops',
             'imagenette',

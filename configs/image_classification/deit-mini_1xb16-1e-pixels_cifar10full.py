@@ -1,4 +1,9 @@
-_base_ = '../_base_/recipes/1xb100-7e-conv-stem_cifar10full.py'
+_base_ = [
+    '../_base_/models/aft_vit_conv_stem.py',
+    '../_base_/datasets/cifar10.py',
+    '../_base_/schedules/one_cycle.py',
+    '../_base_/default_runtime.py',
+]
 
 # Each of the 32 x 32 pixels is a token.
 model = dict(
@@ -12,8 +17,13 @@ model = dict(
     head=dict(in_channels=64),
 )
 
-# 2,500 updates.
-train_dataloader = dict(batch_size=16)
+# 40,000 images, batches 1 to 4, for training, and 5,000 of batch 5 for testing.
+data_root = '{{$AFT_MM_DATA:data}}/cifar10_full'
+train_dataloader = dict(batch_size=16, dataset=dict(data_root=data_root, num_batches=4))
+val_dataloader = dict(dataset=dict(data_root=data_root))
+test_dataloader = dict(dataset=dict(data_root=data_root))
+
+# An epoch of 2,500 updates.
 optim_wrapper = dict(optimizer=dict(lr=1e-3))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=40),
