@@ -5,7 +5,7 @@ import re
 import statistics
 from decimal import ROUND_HALF_UP, Decimal
 
-from aft_mm.analysis.run_files import selected
+from aft_mm.analysis.run_files import read_lines, selected
 from aft_mm.analysis.verdicts import difference, mean_interval
 
 from ..documents import ROOT, text_of
@@ -67,6 +67,12 @@ def entry(run, path):
     for key in path:
         run = run[key]
     return run
+
+
+def milliseconds(folder):
+    """Return the CPU time of a training iteration [ms] of each config of a comparison."""
+    rows = read_lines(RESULTS / 'iterations.jsonl')[folder.rpartition('/')[2]]['rows']
+    return {row['config']: row['milliseconds'] for row in rows}
 
 
 class Claim:

@@ -1,6 +1,5 @@
 """The tables and sentences on ListOps of 33 to 512 tokens are those of the runs."""
 
-import json
 import statistics
 from collections import Counter
 
@@ -15,10 +14,10 @@ from ..documents import ROOT, text_of
 from .shown import (
     BITS,
     MIXERS,
-    RESULTS,
     Claim,
     holm,
     mean_and_half,
+    milliseconds,
     reprinted,
     rows_of,
     runs,
@@ -60,11 +59,6 @@ def chosen_rate(pattern):
         bits[run['lr']] = run['metrics'][BITS]
     assert bits.keys() == {1e-3, 3e-3}
     return min(bits, key=bits.get)
-
-
-def milliseconds(folder):
-    rows = json.loads((RESULTS / folder / 'iterations.json').read_text())['rows']
-    return {row['config']: row['milliseconds'] for row in rows}
 
 
 def check_row(cells, folder, label, seconds, p, more=()):

@@ -1,6 +1,5 @@
 """Tables of comparisons are those of their runs."""
 
-import json
 import math
 import re
 import statistics
@@ -15,12 +14,12 @@ from .shown import (
     BITS,
     MIXERS,
     REPRODUCTION,
-    RESULTS,
     SPEECH,
     TOP1,
     WORDS,
     entry,
     mean_and_half,
+    milliseconds,
     reprinted,
     rows_of,
     runs,
@@ -53,9 +52,8 @@ def minus(other, metric, folder_of_other=None):
     return numbers
 
 
-def milliseconds(folder, pattern):
-    path = RESULTS / folder.replace('enwik8_peak', 'enwik8_grid') / 'iterations.json'
-    times = {row['config']: row['milliseconds'] for row in json.loads(path.read_text())['rows']}
+def iteration(folder, pattern):
+    times = milliseconds(folder.replace('enwik8_peak', 'enwik8_grid'))
     return [times[runs(folder, pattern)[0]['config']]]
 
 
@@ -208,7 +206,7 @@ TABLES = [
         'mnist_six_minutes',
         each_seed(ON_MNIST),
         {
-            2: milliseconds,
+            2: iteration,
             3: images,
             4: rate,
             5: mean('bits_per_dim'),
@@ -252,7 +250,7 @@ TABLES = [
         {
             1: mean('bits_per_char'),
             2: minus('transformer-*_seed?', 'bits_per_char', 'enwik8_grid'),
-            3: milliseconds,
+            3: iteration,
         },
     ),
     Table(
