@@ -351,15 +351,20 @@ def read_rgb(path: str | os.PathLike) -> tuple[np.ndarray, list[str]]:
 def rgb_of(image: np.ndarray | Image.Image) -> tuple[np.ndarray, list[str]]:
     """Return what :func:`read_rgb` returns for a file of this image.
 
+    The orientation in the EXIF data of a PIL image applies, also to one that was turned since:
+    ``PIL.ImageOps.exif_transpose`` turns an image and removes it.
+
     Args:
-        image: A PIL image, or an array uint8 or uint16, [H, W] or [H, W, C] with C = 1, 2 (grey and
+        image: A PIL image, or an array or tensor uint8 or uint16, [H, W] or [H, W, C] with C = 1, 2 (grey and
             alpha), 3 (RGB) or 4 (RGBA).
 
     Raises:
         UserError: It is another object, or has values without a fixed range.
     """
-    if isinstance(image, np.ndarray) and image.size and image.dtype.str[1:] in ('u1', 'u2'):
-        pixels = image[..., 0] if image.shape[2:] == (1,) else image
+    is_array = hasattr(image, '__array__') and not isinstance(image, Image.Image)
+    array: Any = np.asarray(image) if is_array else np.zeros(0)
+    if array.size and array.dtype.str[1:] in ('u1', 'u2'):
+        pixels = array[..., 0] if array.shape[2:] == (1,) else array
         if pixels.ndim == 2 or pixels.shape[2:] in ((2,), (3,), (4,)):
             high = (pixels >> 8 * (pixels.itemsize - 1)).astype(np.uint8)
             return _rgb(Image.fromarray(high))
@@ -370,11 +375,13 @@ def rgb_of(image: np.ndarray | Image.Image) -> tuple[np.ndarray, list[str]]:
         )
     try:
         own = image.copy()  # turning takes entries out of it
-    except (OSError, SyntaxError, ValueError) as error:  # by Pillow, which reads late
+        own.format = image.format
+        _check_bits(own, 'image')
+        return _rgb(own)
+    except UserError:
+        raise
+    except Exception as error:  # Pillow reads late, and fails in many ways
         raise UnusableFile(f'image cannot be read: {reason_of(error)}') from error
-    own.format = image.format
-    _check_bits(own, 'image')
-    return _rgb(own)
 
 
 def read_image(

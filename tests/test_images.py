@@ -9,6 +9,7 @@ from pathlib import Path
 import mmcv
 import numpy as np
 import pytest
+import torch
 from mmcv.transforms import LoadImageFromFile
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -205,6 +206,10 @@ def test_other_objects_than_images_are_named(tmp_path):
         refuses_input('image has values of 32 bits', rgb_of, Image.new(mode, (3, 3)))
     content = Path(save(tmp_path, RGB, 'a.jpg')).read_bytes()
     refuses_input('image cannot be read: ', rgb_of, Image.open(BytesIO(content[:900])))
+    closed = Image.open(BytesIO(content))
+    closed.close()
+    refuses_input('image cannot be read: ', rgb_of, closed)
+    np.testing.assert_array_equal(rgb_of(torch.from_numpy(RGB))[0], RGB)
 
 
 @pytest.mark.parametrize('order', ['mmcv, aft_mm.registry', 'aft_mm.registry, mmcv'])

@@ -64,7 +64,7 @@ class ImageGenerator:
             uint8 ``[N, H, W, C]``.
         """
         check_options(options)
-        several = isinstance(images, np.ndarray) and images.ndim == 4
+        several = getattr(images, 'ndim', 0) == 4  # an array or tensor
         given: Any = images if several else as_list(images)
         height, width, channels = self.image_shape
         pictures = [read_image(image, channels)[0] for image in given]

@@ -432,7 +432,7 @@ class ImagePredictor:
 
     def _classify(self, images: Sequence[ImageSource]) -> list[Prediction]:
         inputs = self.classifier._as_list(images)
-        results = self.classifier(inputs, len(inputs), progress=False)
+        results = self.classifier(inputs, len(images), progress=False)
         return [
             Prediction(
                 result.get('path', ''),

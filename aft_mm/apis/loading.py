@@ -66,7 +66,7 @@ def task_of(config: Config) -> str:
 def as_list(given: Any) -> list[Any]:
     """Return several inputs as a list, and one in a list; only an array of texts or objects is several."""
     if isinstance(given, np.ndarray):
-        is_one = given.dtype.kind not in 'OU'
+        is_one = given.dtype.kind not in 'OUT'
     else:
         is_one = isinstance(given, ONE) or not isinstance(given, Iterable)
     return [given] if is_one else list(given)
@@ -168,11 +168,12 @@ def usable_device(device: Device) -> Any:
 def check_model(config: Config, model: Any) -> None:
     """Raise a :class:`UserError` unless the model has the type of the config's; complete it."""
     scope = config.get('default_scope', 'mmengine')
+    kind = (config.get('model') or {}).get('type')
     with MODELS.switch_scope_and_registry(scope) as registry:
-        kind = config.model.type
         kind = registry.get(kind) if isinstance(kind, str) else kind
     # Wrappers, such as those of torch.compile and adapters, pass test_step on.
-    if not hasattr(model, 'test_step') or not any(isinstance(x, kind) for x in model.modules()):
+    fits = not isinstance(kind, type) or any(isinstance(x, kind) for x in model.modules())
+    if not fits or not hasattr(model, 'test_step'):
         raise UserError(
             f'checkpoint must be a path or a model of type {type_name(kind)}, as that of '
             f'{config.filename}, got {type(model).__name__}'

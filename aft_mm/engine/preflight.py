@@ -389,16 +389,21 @@ def check_topk(model: torch.nn.Module, evaluator: Any, split: str) -> None:
 def check_metrics(evaluator: Any, split: str) -> None:
     """Let the first batch refuse metrics of another task."""
 
-    def first(metric: Any, process: Callable[..., None], batch: Any, samples: Any) -> None:
+    def first(
+        metric: Any, process: Callable[..., None], data_batch: Any, data_samples: Any
+    ) -> None:
         metric.process = process
         try:
-            process(batch, samples)
+            process(data_batch, data_samples)
         except UserError:
             raise
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             message, file, line = origin(error)
             reason = f'needs {message!r}' if isinstance(error, KeyError) else f'fails: {message}'
-            held = ', '.join(sorted(samples[0])) if isinstance(samples[0], dict) else samples[0]
+            sample = (
+                data_samples[0] if isinstance(data_samples, list) and data_samples else 'nothing'
+            )
+            held = ', '.join(sorted(sample)) if isinstance(sample, dict) else sample
             raise UserError(
                 f'{split}_evaluator must have metrics of samples with {held!s:.300}, got '
                 f'{type(metric).__name__}, which {" ".join(reason.split())} ({file}:{line})'

@@ -81,7 +81,8 @@ def draw_position_bias(
         elif _is_matrix(values.shape, grid):
             raise ValueError(
                 f'grid must be that of {name} {list(values.shape)}, n = num_prefix_tokens + '
-                f'prod(grid), got {grid} and num_prefix_tokens={num_prefix_tokens}'
+                'prod(grid), or (H, W) for the kernel of one head, got '
+                f'{grid} and num_prefix_tokens={num_prefix_tokens}'
             )
         else:
             rows[name] = _kernel_panels(name, values, grid, causal, heads)

@@ -99,6 +99,9 @@ def test_a_model_in_training_predicts_as_in_a_test(tiny_classifier, folder):
     (result,) = classify(path, progress=False)
     np.testing.assert_array_equal(result['scores'], expected['scores'])
     assert model.training and model.backbone.training and not model.head.training
+    model.eval().train = None  # a model in evaluation mode keeps the plans of its layers
+    (result,) = classify(path, progress=False)
+    np.testing.assert_array_equal(result['scores'], expected['scores'])
 
 
 def test_images_of_several_sizes_are_classified_individually(tiny_classifier, folder):
@@ -173,6 +176,11 @@ def test_a_predictor_takes_one_path_or_a_list(tiny_classifier, folder):
         (found,) = predict(given)
         assert (found.path, found.found) == (str(path), expected.found)
     assert predict([]) == []
+    sizes = []
+    model = predict.classifier.model
+    handle = model.backbone.register_forward_hook(lambda _, x, y: sizes.append(len(x[0])))
+    assert len(predict(folder)) == len(sizes) > 1 == max(sizes)
+    handle.remove()
     image = Image.open(path)
     for given in (image, np.array(image), [np.array(image)]):
         (found,) = predict(given)

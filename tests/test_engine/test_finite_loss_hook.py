@@ -168,6 +168,22 @@ def test_a_step_of_the_model_itself_is_watched(mode, loss, monkeypatch):
         run.step(float('nan'))
 
 
+class OwnLosses(Model):
+    def forward(self, x, factor=1.0, mode='tensor'):
+        output = super().forward(x, factor, mode)
+        return dict(output, weight=torch.tensor(2.0), text='a') if mode == 'loss' else output
+
+    def parse_losses(self, losses):
+        return losses['weight'] * losses['loss'], {}
+
+
+def test_a_model_may_add_its_losses_itself():
+    run = Run(model=OwnLosses)
+    run.step()
+    with pytest.raises(UserError, match='^the loss of iteration 2 is nan'):
+        run.step(float('nan'))
+
+
 @pytest.mark.parametrize('bad', [0, 1])
 def test_the_step_of_each_of_several_optimizers_is_watched(bad):
     run = Run(watch=False)

@@ -412,6 +412,10 @@ def test_metrics_of_another_task_are_refused_at_the_first_batch(name, reason):
     check_metrics(evaluator, 'test')
     message = '^test_evaluator must have metrics of samples with .*gt_label.*, got .*, which '
     refuses_input(message + reason, evaluator.process, [sample])
+    check_metrics(evaluator, 'test')
+    process = evaluator.metrics[0].process
+    if 'Single' in name:
+        refuses_input('samples with None, got', process, data_batch=None, data_samples=[None])
 
 
 def test_a_metric_of_the_task_stays_as_it_was():

@@ -312,6 +312,17 @@ def test_a_run_of_other_optimizers_is_refused(train, first, then):
         train(resume=True, **{**model, **then})
 
 
+def test_a_run_of_two_optimizers_of_an_earlier_version_resumes(train, tmp_path):
+    with pytest.raises(InterruptedError):
+        train(fail_after=9, **TWO)
+    path = tmp_path / 'work/epoch_1.pth'
+    checkpoint = torch.load(path, weights_only=False)
+    checkpoint['meta']['run']['optimizer'] = 'OptimWrapperDict'
+    torch.save(checkpoint, path)
+    hooks = [dict(type='aft_mm.ResumeCheckHook'), dict(type='EMAHook', momentum=0.1)]
+    train(resume=True, **{**TWO, 'custom_hooks': hooks})
+
+
 def test_a_checkpoint_of_the_epoch_is_one_of_the_minutes(train, tmp_path):
     hook = dict(type='aft_mm.PeriodicCheckpointHook', minutes=6 * SECOND, interval=1)
     with pytest.raises(InterruptedError):

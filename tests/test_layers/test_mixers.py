@@ -74,9 +74,13 @@ def test_steps_with_another_output_layer(name):
 def test_rows_of_a_state():
     mixer = build('AFTSimple', causal=True)
     state = mixer.init_state(2)
-    assert mixer.select_state(state, torch.tensor([1, 1, 0])).position.shape == (3,)
+    for dtype in (torch.int64, torch.int32):
+        rows = torch.tensor([1, 1, 0], dtype=dtype)
+        assert mixer.select_state(state, rows).position.shape == (3,)
     for rows in (torch.tensor([True, False]), [0, 0], torch.tensor(0)):
-        refuses(r'rows must be an int64 tensor \[N\] .* got', mixer.select_state, state, rows)
+        refuses(
+            r'rows must be an int64 or int32 tensor \[N\] .* got', mixer.select_state, state, rows
+        )
 
 
 @pytest.mark.parametrize('name', ['AFTFull', 'AFTFull-free', 'AFTLocal', 'AFTLocalLearned'])

@@ -223,7 +223,7 @@ def test_missing_backbone_keys_are_refused_and_foreign_keys_are_not(load):
 @pytest.mark.parametrize('load', LOADERS)
 def test_the_refusal_of_a_checkpoint_says_how_to_load_it(load, tmp_path):
     whole = nn.ModuleDict(dict(backbone=tiny(), head=nn.Linear(2, 2))).state_dict()
-    message = r"lacks patch_embed.* more, which it has under 'backbone.': .* prefix='backbone.'$"
+    message = r"lacks patch_embed.* more, which it has under 'backbone.': .* prefix='backbone.'\)$"
     refuses(message, load, tiny(), whole)
     torch.save(whole, tmp_path / 'whole.pth')
     options = dict(type='Pretrained', checkpoint=str(tmp_path / 'whole.pth'))
@@ -276,6 +276,16 @@ def test_the_weights_of_adapters_are_loaded_alone(load, adapter, place):
     refuses('lacks backbone.', load, other, {'head.weight': value})
     refuses('unknown backbone.layers.3', load, other, {**alone, 'backbone.layers.3.weight': value})
     refuses('lacks backbone.', load, nn.ModuleDict(dict(backbone=tiny())), {'backbone.a.b': value})
+
+
+@pytest.mark.parametrize('load', LOADERS)
+def test_other_parts_are_no_adapters(load):
+    model = tiny()
+    model.extra = nn.Parameter(torch.ones(2))
+    few = tiny(arch={**ARCH, 'num_layers': 2}).state_dict()
+    refuses('lacks ', load, model, few)
+    del model._built  # as in a module saved by an earlier version
+    refuses('lacks ', load, model, few)
 
 
 def test_a_classifier_checkpoint_initialises_the_backbone_of_another_size(tmp_path):

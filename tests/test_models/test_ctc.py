@@ -235,10 +235,14 @@ def test_arrays_are_decoded_and_other_than_log_probabilities_are_refused():
         for dtype in (torch.float16, torch.bfloat16):
             decode(logits.to(dtype).log_softmax(-1))
             decode(torch.zeros(2, 9000, dtype=dtype).log_softmax(-1))
-        message = 'log_probs must be log probabilities, whose exponentials sum to 1 .* got sums of '
+        allowed = log_probs.clone()
+        allowed[:, 1:200] = -torch.inf  # units that are forbidden
+        assert min(decode(allowed).units) >= 200
+        assert decode(log_probs.numpy()[::-1]).units == decode(log_probs.flip(0)).units
+        message = 'log_probs must be log probabilities, whose exponentials sum to at most 1 .* got a sum of '
         last = log_probs.clone()
         last[-1] = log_probs[-1].exp()
-        for wrong in (log_probs.exp(), logits, log_probs - 0.5, -log_probs, last):
+        for wrong in (log_probs.exp(), logits, -log_probs, last):
             refuses(message, decode, wrong)
         for wrong in ('ab', None, log_probs.numpy()[0]):
             refuses(r'log_probs must be a tensor or array \[T, V\]', decode, wrong)

@@ -354,6 +354,8 @@ def _check_optimizers(runner: Runner, state: Any, name: str | None) -> None:
     }
     states = {'': state} if not isinstance(state, dict) or 'param_groups' in state else state
     current = ', '.join(type(optimizer).__name__ for optimizer in optimizers.values())
+    if name == 'OptimWrapperDict':  # of several optimizers, without their names
+        name = None
     if (name or current) != current or states.keys() != optimizers.keys():
         raise _other_optimizer(name, current)
     for key, optimizer in optimizers.items():

@@ -1,5 +1,6 @@
 """Find invalid data and numbers early."""
 
+import copy
 import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from mmengine.dist import all_gather_object, all_reduce
 from mmengine.hooks import Hook
+from mmengine.model import BaseModel
 from mmengine.runner import Runner, ValLoop
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -102,12 +104,11 @@ class SanityCheckHook(Hook):
             ) from error
         finally:
             model.train(mode)
-        # A loop of another kind adds to what is found.
-        if name == 'validation' and type(runner.val_loop) is ValLoop:
-            evaluator: Any = runner.val_loop.evaluator
+        # A loop or step of another kind adds to what is found.
+        usual = type(model).val_step is BaseModel.val_step and type(runner.val_loop) is ValLoop
+        if name == 'validation' and usual:
+            evaluator: Any = copy.deepcopy(runner.val_loop.evaluator)  # it may count
             evaluator.process(data_samples=found, data_batch=batch)
-            for metric in evaluator.metrics:
-                metric.results.clear()
 
 
 @dataclass
@@ -195,11 +196,9 @@ class FiniteLossHook(Hook):
                 return
             parts = output if isinstance(output, dict) else dict(loss=output)
             losses = {
-                name: value
-                for name, value in parts.items()
-                if 'loss' in name and isinstance(value, Tensor | list)
+                name: value for name, value in parts.items() if isinstance(value, Tensor | list)
             }
-            if losses:
+            if any('loss' in name for name in losses):
                 self.loss = model.parse_losses(losses)[0].detach()
 
         def keep_gradient(name: str, parameter: nn.Parameter) -> None:

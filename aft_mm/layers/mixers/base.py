@@ -296,9 +296,13 @@ class TokenMixer(Resettable):
 
     @torch.no_grad()
     def select_state(self, state: Any, rows: Tensor) -> Any:
-        """Return a copy of the state for the sequences rows [N], int64."""
-        if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.dim() != 1:
-            refuse('rows', 'an int64 tensor [N] of sequences', rows)
+        """Return a copy of the state for the sequences rows [N], int64 or int32."""
+        if (
+            not isinstance(rows, Tensor)
+            or rows.dtype not in (torch.int64, torch.int32)
+            or rows.dim() != 1
+        ):
+            refuse('rows', 'an int64 or int32 tensor [N] of sequences', rows)
         if isinstance(state, BiasedState):
             return state._replace(mixing=ops.select(state.mixing, rows))
         return ops.select(state, rows)

@@ -349,13 +349,12 @@ class AFTViT(Resettable, BaseModule):
         fixed = current.keys() & loaded.keys() - on_grid
         # Keys of other modules are left to the loader.
         ours = {name.partition('.')[0] for name in current} | {'cls_token', 'pos_embed', 'norm'}
-        # Adapters, such as LoRA, replace layers and are saved alone.
-        built = {name.partition('.')[0] for name in self._built}
-        is_adapted = any(name.partition('.')[0] in built for name in self._built ^ current.keys())
+        # The tensors of adapters, such as LoRA, are saved alone.
+        is_adapted = bool(
+            loaded.keys() & (current.keys() - getattr(self, '_built', current.keys()))
+        )
         complaints = {
-            'lacks': []
-            if is_adapted and loaded
-            else [name for name in current if name not in loaded],
+            'lacks': [] if is_adapted else [name for name in current if name not in loaded],
             'has another shape of': [
                 name
                 for name in current
@@ -382,7 +381,7 @@ def _hint(missing: list[str], loaded: dict[str, Any], has_others: bool) -> str:
     ends = (key.removesuffix(missing[0]) for key in loaded if key.endswith(f'.{missing[0]}'))
     prefix = next((end for end in ends if all(end + name in loaded for name in missing)), None)
     if prefix is not None:
-        return f', which it has under {prefix!r}: load it with prefix={prefix!r}'
+        return f', which it has under {prefix!r}: load it with init_cfg=dict(type="Pretrained", checkpoint=..., prefix={prefix!r})'
     return '; {**model.state_dict(), **checkpoint} keeps those of the model' * has_others
 
 

@@ -4,7 +4,6 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from torch import Tensor
 
 from aft_mm.checks import check_int, refuse
@@ -136,9 +135,9 @@ def _checked(log_probs: 'Tensor | np.ndarray') -> Tensor:
     if not checked.amax(-1).isfinite().all():
         raise ValueError('log_probs must be finite, got NaN or infinite ones')
     sums = checked.double().logsumexp(-1).exp()
-    if not torch.allclose(sums, torch.ones_like(sums), atol=SUM_ERROR):
+    if (sums > 1 + SUM_ERROR).any():  # below 1 where units are forbidden
         raise ValueError(
-            'log_probs must be log probabilities, whose exponentials sum to 1 in each frame, got '
-            f'sums of {sums.min():.3g} to {sums.max():.3g}'
+            'log_probs must be log probabilities, whose exponentials sum to at most 1 in each frame, '
+            f'got a sum of {sums.max():.3g}'
         )
     return checked

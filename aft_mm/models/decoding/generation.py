@@ -409,6 +409,8 @@ def _check_prompt(
 
 
 def as_tensor(given: Any, name: str, wanted: str) -> Tensor:
+    if hasattr(given, '__array_interface__'):
+        given = given.copy()  # torch takes no negative strides
     try:
         return torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError):
@@ -429,12 +431,16 @@ def _sources(source: Tokens) -> list[Tensor]:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Set a model to evaluation mode inside the block."""
+    """Set a model to evaluation mode inside the block; other threads must not use it meanwhile.
+
+    A model in evaluation mode stays as it is, and may be shared.
+    """
     # Frozen modules are in evaluation mode while training.
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+    trained = [module for module in model.modules() if module.training]
+    if trained:
+        model.eval()
     try:
         yield
     finally:
-        for module, training in modes.items():
-            module.training = training
+        for module in trained:
+            module.training = True
