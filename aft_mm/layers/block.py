@@ -140,8 +140,7 @@ class Block(Resettable):
             **pairs: position_bias, pair_mask and cu_seqlens, see :meth:`TokenMixer.forward`.
         """
         projected = self._project_memory(memory, memory_mask)
-        # No keywords of images: mmengine's activation_checkpointing passes none on.
-        mixed = self.token_mixer(self.norm1(x), grid, None, key_mask, **pairs)
+        mixed = self.token_mixer(self.norm1(x), grid=grid, key_mask=key_mask, **pairs)
         x = x + self._drop(mixed)
         if self.cross_mixer is not None:
             x = x + self._drop(self.cross_mixer(self.norm_cross(x), memory=projected))

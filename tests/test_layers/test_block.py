@@ -3,7 +3,6 @@
 import pytest
 import torch
 from mmengine.registry import MODELS
-from mmengine.runner.activation_checkpointing import turn_on_activation_checkpointing
 from torch import nn
 from torchvision.ops import StochasticDepth
 
@@ -24,21 +23,6 @@ def test_block_is_pre_norm_with_two_residuals():
     torch.testing.assert_close(block(x), mixed + block.mlp(block.norm2(mixed)))
     assert block.mlp[0].out_features == 16
     assert block.norm1.eps == block.norm2.eps == 1e-6
-
-
-def test_activation_checkpointing_of_mmengine_can_wrap_the_mixer():
-    block, x = Block(8, MIXER, grid=(3, 5)), torch.randn(2, 12, 8, requires_grad=True)
-    mask = torch.arange(12) < torch.tensor([[12], [9]])
-
-    def run():
-        block.zero_grad()
-        y = block(x, (3, 4), mask)
-        y.square().sum().backward()
-        return y, *(parameter.grad.clone() for parameter in block.parameters())
-
-    expected = run()
-    turn_on_activation_checkpointing(block, ['token_mixer', 'mlp'])
-    assert all(map(torch.equal, run(), expected))
 
 
 def test_linear_layers_are_initialised_as_in_deit():
