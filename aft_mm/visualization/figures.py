@@ -3,7 +3,8 @@
 import io
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -48,11 +49,10 @@ def literal_text() -> AbstractContextManager:
     return rc_context({'text.parse_math': False})
 
 
-class _NotebookFigure(Figure):
-    def _repr_png_(self) -> bytes:
-        png = io.BytesIO()
-        self.savefig(png, format='png')
-        return png.getvalue()
+def _png(figure: Figure) -> bytes:
+    png = io.BytesIO()
+    figure.savefig(png, format='png')
+    return png.getvalue()
 
 
 def new_figure(width: float, height: float, title: str = '', footer: str = '') -> Figure:
@@ -65,8 +65,10 @@ def new_figure(width: float, height: float, title: str = '', footer: str = '') -
         title: Text above the figure.
         footer: Small print below the figure.
     """
-    figure = _NotebookFigure(figsize=(max(NARROWEST, width), height), layout='constrained')
+    figure: Any = Figure(figsize=(max(NARROWEST, width), height), layout='constrained')
     FigureCanvasAgg(figure)
+    # No subclass, which other libraries would not take for a figure of matplotlib.
+    figure._repr_png_ = partial(_png, figure)
     if title:
         figure.suptitle(plain(title), fontsize=9)
     if footer:

@@ -1,11 +1,13 @@
 """Pictures of position biases."""
 
 import io
+import pickle
 
 import matplotlib
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from aft_mm.layers import AFTFull
@@ -103,6 +105,7 @@ def test_a_notebook_displays_the_figure():
     figure = draw_position_bias({'layer 0': torch.randn(2, 3, 3)})
     png = Image.open(io.BytesIO(figure._repr_png_()))
     assert png.size == tuple(int(side * figure.dpi) for side in figure.get_size_inches())
+    assert type(pickle.loads(pickle.dumps(figure))) is Figure
 
 
 def test_kernels_of_one_and_three_dimensions():
