@@ -355,8 +355,8 @@ def rgb_of(image: np.ndarray | Image.Image) -> tuple[np.ndarray, list[str]]:
     ``PIL.ImageOps.exif_transpose`` turns an image and removes it.
 
     Args:
-        image: A PIL image, or an array or tensor uint8 or uint16, [H, W] or [H, W, C] with C = 1, 2 (grey and
-            alpha), 3 (RGB) or 4 (RGBA).
+        image: A PIL image, or an array or tensor uint8 or uint16, [H, W] or [H, W, C] with C = 1,
+            2 (grey and alpha), 3 (RGB) or 4 (RGBA).
 
     Raises:
         UserError: It is another object, or has values without a fixed range.

@@ -85,7 +85,7 @@ class Penalised(torch.nn.Linear):
 
 @MODELS.register_module()
 class TwoBudgetModels(BudgetModel):
-    """The loss of each optimizer also leaves gradients to the other."""
+    """The loss of each optimizer also gives gradients to the other."""
 
     def __init__(self):
         super().__init__()

@@ -227,7 +227,7 @@ def is_between_steps(runner: Runner) -> bool:
 
 
 def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
-    # The loss of one of several optimizers may leave gradients to the next step of another.
+    # The loss of one of several optimizers may give gradients to the next step of another.
     if len(wrappers_of(runner.optim_wrapper)) == 1 and not is_between_steps(runner):
         return []
     gradients = {

@@ -381,7 +381,10 @@ def _hint(missing: list[str], loaded: dict[str, Any], has_others: bool) -> str:
     ends = (key.removesuffix(missing[0]) for key in loaded if key.endswith(f'.{missing[0]}'))
     prefix = next((end for end in ends if all(end + name in loaded for name in missing)), None)
     if prefix is not None:
-        return f', which it has under {prefix!r}: load it with init_cfg=dict(type="Pretrained", checkpoint=..., prefix={prefix!r})'
+        return (
+            f', which it has under {prefix!r}: load it with init_cfg=dict(type="Pretrained", '
+            f'checkpoint=..., prefix={prefix!r})'
+        )
     return '; {**model.state_dict(), **checkpoint} keeps those of the model' * has_others
 
 
