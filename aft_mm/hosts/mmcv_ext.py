@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import reduce
 from types import ModuleType
 
 import torch
@@ -56,14 +55,11 @@ def _mask_places(options: dict[str, int], like: Tensor) -> Tensor:
     return places.flatten(0, 1).expand(like.shape[0], -1, -1, -1)
 
 
-TINY = torch.finfo(torch.float32).tiny
-
-
 # Boxes
 
 
-def _overlaps(boxes: Tensor, others: Tensor, offset: int, mode: int = 0) -> Tensor:
-    """IoU (mode 0) or intersection over the first area (1) of corners [..., 4] and [N, 4] in px.
+def _overlaps(boxes: Tensor, others: Tensor, offset: int) -> Tensor:
+    """IoU of corners [..., 4] and [N, 4] in px.
 
     Sides are ``x2 − x1 + offset``. Areas of half precision would overflow at 256 px.
     """
@@ -71,10 +67,8 @@ def _overlaps(boxes: Tensor, others: Tensor, offset: int, mode: int = 0) -> Tens
     low = torch.maximum(boxes[..., :2], others[:, :2])
     high = torch.minimum(boxes[..., 2:], others[:, 2:])
     overlap = (high - low + offset).clamp(min=0).prod(-1)
-    union = (boxes[..., 2:] - boxes[..., :2] + offset).prod(-1)
-    if mode == 0:
-        union = union + (others[:, 2:] - others[:, :2] + offset).prod(-1) - overlap
-    return overlap / union
+    area, other = ((b[..., 2:] - b[..., :2] + offset).prod(-1) for b in (boxes, others))
+    return overlap / (area + other - overlap)
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
@@ -145,17 +139,6 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
     return groups
 
 
-def bbox_overlaps(
-    bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, aligned: bool, offset: int
-) -> None:
-    """Write IoU (mode 0) or intersection over the first area (1) of corners [N, 4] and [M, 4].
-
-    ious is [N, M], or [N] if `aligned`.
-    """
-    first = bboxes1 if aligned else bboxes1[:, None]
-    ious.copy_(_overlaps(first, bboxes2, offset, mode))
-
-
 # Regions of interest
 
 
@@ -173,27 +156,20 @@ def roi_align_forward(
     pool_mode: int,
     aligned: bool,
 ) -> None:
-    """RoIAlign of maps [B, C, H, W] at rois [K, 5]; pool_mode 1 averages samples, 0 takes the max."""
-    size = aligned_height, aligned_width
+    """RoIAlign of maps [B, C, H, W] at rois [K, 5], the mean of the samples."""
+    _check_average(pool_mode)
     rois, lost = _usable(rois, len(input))
-    if pool_mode == 1:
-        pooled = torch.ops.torchvision.roi_align(
-            wide(input), wide(rois), spatial_scale, *size, sampling_ratio, aligned
-        )
-        shift = torch.zeros_like(lost, dtype=pooled.dtype).masked_fill_(lost, math.nan)
-        torch.add(pooled, shift, out=output)  # one pass
-        return
-    for index, roi in enumerate(rois):
-        y, x = _sample_points(roi, size, spatial_scale, sampling_ratio, aligned)
-        samples = _bilinear(input[int(roi[0])], y.reshape(-1, 1), x.reshape(1, -1))
-        # [C, height, n, width, m] -> [C, height, width, n · m]
-        samples = samples.unflatten(2, x.shape).unflatten(1, y.shape)
-        best, pixel = samples.transpose(2, 3).flatten(3).max(3)
-        output[index] = best
-        row, column = pixel // x.shape[1], pixel % x.shape[1]
-        argmax_y[index] = y[torch.arange(len(y))[:, None], row]
-        argmax_x[index] = x[torch.arange(len(x)), column]
-    output.masked_fill_(lost, math.nan)
+    size = aligned_height, aligned_width
+    pooled = torch.ops.torchvision.roi_align(
+        wide(input), wide(rois), spatial_scale, *size, sampling_ratio, aligned
+    )
+    shift = torch.zeros_like(lost, dtype=pooled.dtype).masked_fill_(lost, math.nan)
+    torch.add(pooled, shift, out=output)  # one pass
+
+
+def _check_average(pool_mode: int) -> None:
+    if pool_mode != 1:
+        raise _needs_compiled("RoIAlign with pool_mode='max'")
 
 
 def _usable(rois: Tensor, batch: int) -> tuple[Tensor, Tensor]:
@@ -218,117 +194,18 @@ def roi_align_backward(
     pool_mode: int,
     aligned: bool,
 ) -> None:
-    rois, lost = _usable(rois, len(grad_input))
-    if pool_mode == 1:
-        grad_input += torch.ops.torchvision._roi_align_backward(
-            wide(grad_output),
-            wide(rois),
-            spatial_scale,
-            aligned_height,
-            aligned_width,
-            *grad_input.shape,
-            sampling_ratio,
-            aligned,
-        )
-        return
-    grad_output = grad_output.masked_fill(lost, 0)
-    height, width = grad_input.shape[2:]
-    for index, roi in enumerate(rois):
-        target = grad_input[int(roi[0])].flatten(1)
-        for pixel, weight in _corners(argmax_y[index], argmax_x[index], height, width):
-            share = (grad_output[index] * weight).flatten(1)
-            target.scatter_add_(1, pixel.flatten(1), share)
-
-
-def _sample_points(
-    roi: Tensor, size: tuple[int, int], scale: float, sampling_ratio: int, aligned: bool
-) -> tuple[Tensor, Tensor]:
-    half = 0.5 if aligned else 0.0
-    roi = wide(roi)
-    axes = []
-    for low, high, bins in ((roi[2], roi[4], size[0]), (roi[1], roi[3], size[1])):
-        start, length = low * scale - half, (high - low) * scale
-        if not aligned:
-            length = length.clamp(min=1)
-        number = sampling_ratio if sampling_ratio > 0 else max(math.ceil(length / bins), 1)
-        inside = (torch.arange(number, device=roi.device, dtype=roi.dtype) + 0.5) / number
-        bin_index = torch.arange(bins, device=roi.device)[:, None]
-        axes.append(start + (bin_index + inside) * (length / bins))
-    return axes[0], axes[1]
-
-
-def _corners(y: Tensor, x: Tensor, height: int, width: int) -> list[tuple[Tensor, Tensor]]:
-    outside = (y < -1) | (y > height) | (x < -1) | (x > width)
-    y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
-    top, left = y.floor(), x.floor()
-    corners = []
-    for row, row_weight in ((top, 1 - (y - top)), ((top + 1).clamp(max=height - 1), y - top)):
-        for column, weight in ((left, 1 - (x - left)), ((left + 1).clamp(max=width - 1), x - left)):
-            pixel = (row * width + column).long()
-            corners.append((pixel, (row_weight * weight).masked_fill(outside, 0)))
-    return corners
-
-
-def _bilinear(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    y, x = torch.broadcast_tensors(y, x)
-    flat = image.flatten(1)
-    parts = (weight * flat[:, pixel] for pixel, weight in _corners(y, x, *image.shape[1:]))
-    return reduce(torch.add, parts)
-
-
-def roi_pool_forward(
-    input: Tensor,
-    rois: Tensor,
-    output: Tensor,
-    argmax: Tensor,
-    *,
-    pooled_height: int,
-    pooled_width: int,
-    spatial_scale: float,
-) -> None:
-    """Largest value of a map [B, C, H, W] in each bin of rois [K, 5]; 0 for an empty bin."""
-    argmax.fill_(-1)
-    rois, lost = _usable(rois, len(input))
-    height, width = input.shape[2:]
-    for index, roi in enumerate(rois):
-        x1, y1, x2, y2 = (float(v) for v in (roi[1], roi[2], roi[3] + 1, roi[4] + 1))
-        sides = (y2 - y1) * spatial_scale / pooled_height, (x2 - x1) * spatial_scale / pooled_width
-        if min(sides) <= 0:
-            continue
-        image = input[int(roi[0])]
-        for row in range(pooled_height):
-            top, bottom = _bin(y1 * spatial_scale, sides[0], row, height)
-            for column in range(pooled_width):
-                left, right = _bin(x1 * spatial_scale, sides[1], column, width)
-                if top >= bottom or left >= right:
-                    continue
-                best, pixel = image[:, top:bottom, left:right].flatten(1).max(1)
-                output[index, :, row, column] = best
-                line = (top + pixel // (right - left)) * width
-                argmax[index, :, row, column] = (line + left + pixel % (right - left)).int()
-    output.masked_fill_(lost, math.nan)
-
-
-def _bin(start: float, side: float, index: int, size: int) -> tuple[int, int]:
-    low, high = math.floor(start + index * side), math.ceil(start + (index + 1) * side)
-    return min(max(low, 0), size), min(max(high, 0), size)
-
-
-def roi_pool_backward(
-    grad_output: Tensor,
-    rois: Tensor,
-    argmax: Tensor,
-    grad_input: Tensor,
-    *,
-    pooled_height: int,
-    pooled_width: int,
-    spatial_scale: float,
-) -> None:
+    _check_average(pool_mode)
     rois, _ = _usable(rois, len(grad_input))
-    for index, roi in enumerate(rois):
-        pixel = argmax[index].flatten(1).long()
-        share = grad_output[index].flatten(1).masked_fill(pixel < 0, 0)
-        grad_input[int(roi[0])].flatten(1).scatter_add_(1, pixel.clamp(min=0), share)
+    grad_input += torch.ops.torchvision._roi_align_backward(
+        wide(grad_output),
+        wide(rois),
+        spatial_scale,
+        aligned_height,
+        aligned_width,
+        *grad_input.shape,
+        sampling_ratio,
+        aligned,
+    )
 
 
 # Focal losses
@@ -368,37 +245,6 @@ def sigmoid_focal_loss_backward(
         return _sigmoid_focal_loss(x, target, weight, gamma, alpha)
 
     grad_input.copy_(vjp(loss, input, torch.ones_like(input))[1])
-
-
-def softmax_focal_loss_forward(
-    input: Tensor, target: Tensor, weight: Tensor, output: Tensor, *, gamma: float, alpha: float
-) -> None:
-    """``−α (1 − p)^γ log p`` of the target's probability; input [N, C] is the softmax already."""
-    p = wide(input).gather(1, target.clamp(min=0)[:, None])[:, 0]
-    loss = -alpha * (1 - p) ** gamma * p.clamp(min=TINY).log()
-    if weight.numel():
-        loss = loss * weight[target.clamp(min=0)]
-    output.copy_(loss.masked_fill(target < 0, 0))
-
-
-def softmax_focal_loss_backward(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor,
-    buff: Tensor,
-    grad_input: Tensor,
-    *,
-    gamma: float,
-    alpha: float,
-) -> None:
-    p = wide(input).gather(1, target.clamp(min=0)[:, None])[:, 0]
-    power = gamma * (1 - p) ** (gamma - 1) * p * p.clamp(min=TINY).log()
-    slope = alpha * (power - (1 - p) ** gamma)
-    if weight.numel():
-        slope = slope * weight[target.clamp(min=0)]
-    buff.copy_(slope.masked_fill(target < 0, 0))
-    hit = target[:, None] == torch.arange(input.shape[1], device=input.device)
-    grad_input.copy_(buff[:, None] * (hit.to(input.dtype) - input))
 
 
 # Masked convolution
@@ -442,15 +288,10 @@ SUPPORTED: dict[str, Callable] = {
         nms,
         softnms,
         nms_match,
-        bbox_overlaps,
         roi_align_forward,
         roi_align_backward,
-        roi_pool_forward,
-        roi_pool_backward,
         sigmoid_focal_loss_forward,
         sigmoid_focal_loss_backward,
-        softmax_focal_loss_forward,
-        softmax_focal_loss_backward,
         deform_conv_forward,
         deform_conv_backward_input,
         deform_conv_backward_parameters,
@@ -466,16 +307,20 @@ SUPPORTED: dict[str, Callable] = {
 }
 
 
+def _needs_compiled(what: str) -> NotImplementedError:
+    return NotImplementedError(
+        f'{what} needs the compiled mmcv: pip install mmcv==2.1.0 '
+        'builds it (a C++ compiler and some minutes are needed)'
+    )
+
+
 def make_module(name: str) -> ModuleType:
     def missing(operator: str) -> Callable:
         if operator.startswith('__'):
             raise AttributeError(operator)
 
         def call(*args: object, **kwargs: object) -> None:
-            raise NotImplementedError(
-                f'mmcv operator {operator!r} needs the compiled mmcv: pip install mmcv==2.1.0 '
-                'builds it (a C++ compiler and some minutes are needed)'
-            )
+            raise _needs_compiled(f'mmcv operator {operator!r}')
 
         return call
 
