@@ -13,6 +13,7 @@ from aft_mm.config.reading import check_keys, check_parts, check_settings, param
 from aft_mm.engine.hooks.training import CompileHook
 
 from .errors import refuses, refuses_input, stops
+from .helpers import each
 
 pytestmark = pytest.mark.usefixtures('here')
 TEXT = "model = dict(type='Größe')\n"
@@ -145,6 +146,23 @@ def test_a_dict_is_no_option(value, tool, capsys):
 def test_the_braces_of_a_name_are_an_option(tool):
     words = ['quickstart', '--cfg-options', 'a=epoch_{}.pth', 'b=epoch_{0:03d}.pth']
     assert tool('train').parse_args(words).cfg_options == dict(a=words[2][2:], b=words[3][2:])
+
+
+@each(
+    'text, value',
+    [
+        ('/data/my photos', '/data/my photos'),
+        ('/data/photos (old) 2', '/data/photos (old) 2'),
+        ("['a b', 'c']", ['a b', 'c']),
+        ('[/a b/c (d), [1, 2], ( 3 , e f )]', ['/a b/c (d)', [1, 2], (3, 'e f')]),
+        ('1, 2', [1, 2]),
+        (' 5 ', 5),
+        ('"None of it"', 'None of it'),
+    ],
+)
+def test_options_keep_the_spaces_of_texts(tool, text, value):
+    words = ['quickstart', '--cfg-options', f'a={text}', 'b=1']
+    assert tool('train').parse_args(words).cfg_options == dict(a=value, b=1)
 
 
 def test_amp_of_mmengine_on_a_cpu_names_the_option(tool, config, here):

@@ -151,6 +151,17 @@ def test_the_list_marks_the_models(capsys):
     assert marked == {ENTRIES['mnist']['config']: 'mnist'} and len(rows) > 10
 
 
+def test_weights_are_those_of_the_config_that_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, model in trained_models().items():
+        folder = Path(find_config(model.config)).parent.name
+        for given in (name, model.config, f'{folder}/{model.config}'):
+            assert own_weights(given) == model.weights
+    assert own_weights('aft-conv-quick') == trained_models()['digits'].weights  # a part of its name
+    Path('digits').write_text('')
+    assert own_weights('digits') is None
+
+
 def test_a_model_without_weights_is_no_random_start(tmp_path):
     names = ', '.join(trained_models())
     other = 'aft-simple-mini_1xb16-2e_mnist'

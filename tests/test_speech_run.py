@@ -178,7 +178,7 @@ class TestUse:
     def test_unused_arguments_are_refused(self, tool, trained, capsys):
         words = [str(trained / 'plain.py'), str(trained / 'epoch_3.pth'), 'a.wav']
         for more, message in (
-            (['--num-best', '9'], '--num-best must be at most the beam size 3, got 9'),
+            (['--num-best', '9'], '--num-best with a beam size of 3 must be an int, 1 to 3, got 9'),
             (['--transcript', 'a'], '--transcript needs --picture'),
             (['--picture', 'a.png', '--transcript', '\udce4'], '--transcript must be valid UTF-8'),
             (['--batch-size', '0'], '--batch-size must be an int, 1 or larger'),

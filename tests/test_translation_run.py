@@ -180,7 +180,11 @@ def test_bad_input_is_named(translator, files, pairs, tmp_path):
         refuses_input(f'{message}temperature=2', call, ['a'], temperature=2)
     refuses_input('among temperature, .* got end_token=2', translator.sample, ['a'], end_token=2)
     refuses('batch_size must be an int, 1 or larger, got 0', translator, ['a'], batch_size=0)
-    refuses_input('is a config for Translator, not for TextGenerator, ', TextGenerator, *files)
+    refuses_input(
+        r'is a config for Translator \(`aft_mm translate`\), not for TextGenerator, ',
+        TextGenerator,
+        *files,
+    )
     words = '--vocab-size 64 --no-byte-fallback --out'.split()
     command('convert subwords')([str(pairs / 'train.de'), *words, str(tmp_path / 'other.model')])
     config = Config.fromfile(files[0])
@@ -200,7 +204,7 @@ def test_a_test_with_other_subwords_is_refused(trained):
 
 
 def test_the_sample_command_refers_to_translate(tool, files):
-    with pytest.raises(SystemExit, match='needs an input text; use `aft_mm translate`'):
+    with pytest.raises(SystemExit, match='draws nothing without an input; use `aft_mm translate`'):
         tool('sample').main([*files, '--out', 'a.txt'])
 
 

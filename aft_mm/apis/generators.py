@@ -1,6 +1,5 @@
 """Images, point clouds and text from autoregressive models."""
 
-import os
 from collections.abc import Sequence
 from typing import Any, overload
 
@@ -11,6 +10,7 @@ from aft_mm.checks import check_encodable, check_int, check_path, described
 from aft_mm.errors import UserError
 from aft_mm.images import read_image
 from aft_mm.models.decoding import evaluating
+from aft_mm.outputs import check_suffix
 from aft_mm.visualization import (
     check_image_shape,
     check_points,
@@ -124,8 +124,7 @@ def write_ply(path: FilePath, points: np.ndarray) -> None:
         cloud = np.asarray(points, '<f4')
     if not np.isfinite(cloud).all():
         raise UserError('points must be finite in float32, got NaN or infinity')
-    if os.path.splitext(path)[1] != '.ply':
-        raise UserError(f'path must be a file name that ends in .ply, got {str(path)!r}')
+    check_suffix('path', path, ['.ply'])
     header = f'format binary_little_endian 1.0\nelement vertex {len(points)}'
     header += ''.join(f'\nproperty float {axis}' for axis in 'xyz')
     with open(path, 'wb') as file:

@@ -29,6 +29,7 @@ from aft_mm.structures import BEST_SCORE
 from aft_mm.visualization.figures import class_colours, literal_text, printable
 
 from .loading import (
+    COMMANDS,
     Checkpoint,
     ConfigSource,
     Device,
@@ -320,12 +321,6 @@ def takes_bgr(config: Config) -> bool:
     return False
 
 
-#: Command for models without an image as input.
-OTHERS = {
-    'Translator': 'translate',
-    'SpeechRecognizer': 'transcribe',
-    'SuperResolver': 'super-resolve',
-}
 EDGE = 2  # pixels between a label and the edge of a picture
 MOST_CLASSES = 5  # of an image, the best first
 SCORE = 0.3  # minimum of a box, if the checkpoint has none
@@ -376,7 +371,7 @@ class ImagePredictor:
         if self.scope not in VISUALIZER:
             raise UserError(
                 f'{config.filename} must be the config of a classifier, detector or segmentor; '
-                f'for this one use `aft_mm {OTHERS.get(task_of(config), "sample")}`'
+                f'for this one use `aft_mm {COMMANDS[task_of(config)][0]}`'
             )
         _, self.model = load_model(config, checkpoint, device)
         meta = self.model.dataset_meta
@@ -393,7 +388,8 @@ class ImagePredictor:
         with DefaultScope.overwrite_default_scope(self.scope):
             self.pipeline = Compose(steps)
             self.of_array = Compose([step for step in steps if not loads_file(step)])
-            self.visualizer = VISUALIZERS.build(dict(type=VISUALIZER[self.scope], name='predict'))
+            # build() would return that of an earlier predictor, with its classes.
+            self.visualizer = VISUALIZERS.get(VISUALIZER[self.scope])()
         names = [printable(name) for name in self.classes]
         palette = palette_of(meta.get('palette'), len(names))
         self.visualizer.dataset_meta = dict(classes=names, palette=palette)

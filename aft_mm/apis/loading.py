@@ -53,6 +53,16 @@ ENTRIES = {
     'ImageGenerator': 'image_shape',
 }
 
+#: Command for the models of an inferencer, and what follows config and checkpoint.
+COMMANDS = {
+    'Translator': ('translate', ''),
+    'SpeechRecognizer': ('transcribe', 'FILE'),
+    'SuperResolver': ('super-resolve', 'IN OUT.png'),
+    'PointCloudGenerator': ('sample', '--out sample.ply'),
+    'ImageGenerator': ('sample', '--out sample.png'),
+    'TextGenerator': ('sample', '--out sample.txt'),
+}
+
 
 def is_classifier(config: Config) -> bool:
     return type_name((config.get('model') or {}).get('type')) == 'ImageClassifier'
@@ -112,7 +122,8 @@ def check_task(config: Config, name: str) -> None:
             else f'has none of {", ".join(ENTRIES.values())}'
         )
         raise UserError(
-            f'{config.filename} is a config for {task}, not for {name}, because it {reason}'
+            f'{config.filename} is a config for {task} (`aft_mm {COMMANDS[task][0]}`), not for '
+            f'{name}, because it {reason}'
         )
 
 

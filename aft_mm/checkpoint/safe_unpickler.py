@@ -273,19 +273,6 @@ class ObjectBuilder:
         # Torch refuses ranges outside of the storage.
         return empty.set_(source, offset, size, stride).requires_grad_(bool(requires_grad))
 
-    def tensor_of_type(
-        self,
-        storage: Any,
-        offset: int,
-        size: tuple,
-        stride: tuple,
-        requires_grad: bool,
-        hooks: Any,
-        dtype: Any,
-        metadata: Any = None,
-    ) -> Tensor:
-        return self.tensor(storage, offset, size, stride, requires_grad, hooks, metadata, dtype)
-
     def parameter(self, data: Any, requires_grad: bool, hooks: Any = None) -> torch.nn.Parameter:
         return torch.nn.Parameter(self.build(data), bool(requires_grad))
 
@@ -368,7 +355,10 @@ _CALLS: dict[str, Callable[..., Any]] = {
     'torch.device': lambda builder, *args: torch.device(*args),
     'torch._utils._rebuild_tensor': ObjectBuilder.tensor,
     'torch._utils._rebuild_tensor_v2': ObjectBuilder.tensor,
-    'torch._utils._rebuild_tensor_v3': ObjectBuilder.tensor_of_type,
+    # Of torch, dtype comes before the metadata.
+    'torch._utils._rebuild_tensor_v3': lambda builder, *args: builder.tensor(
+        *args[:6], *args[7:], dtype=args[6]
+    ),
     'torch._utils._rebuild_parameter': ObjectBuilder.parameter,
     **{f'{module}.scalar': ObjectBuilder.scalar for module in _MULTIARRAY},
 }

@@ -55,11 +55,12 @@ def trained_models() -> dict[str, TrainedModel]:
 
 
 def own_weights(name: str) -> str | None:
-    """Return the weights that aft_mm_minis has for a model, by its short name or its config."""
-    if name.endswith('.py'):  # a config of one's own may have another network
+    """Return the weights that aft_mm_minis has for the model of :func:`our_config`."""
+    if name.endswith('.py') or os.path.isfile(name):  # may have another network
         return None
-    models = trained_models().items()
-    return next((model.weights for short, model in models if name in (short, model.config)), None)
+    name = our_config(name).stem
+    models = trained_models().values()
+    return next((model.weights for model in models if model.config == name), None)
 
 
 def find_config(name: str) -> str:

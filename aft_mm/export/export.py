@@ -12,11 +12,11 @@ from aft_mm.config.masks import input_size
 from aft_mm.config.reading import check_data, read_config
 from aft_mm.config.texts import type_name
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
-from aft_mm.outputs import check_writable
+from aft_mm.outputs import check_suffix, check_writable
 
 from .. import __version__
 from .comparison import build_loader, check, check_rounded, compare_metrics, example_images
-from .files import FORMATS, GraphFile, OpenVINOFile, TorchFile
+from .files import FORMATS, GraphFile, OpenVINOFile
 from .graphs import Exportable, describe_images, describe_task, trace, type_of
 from .image_graphs import IMAGE_MODELS, Backbone, Image, Text
 from .sequence_graphs import Decoder, Transcriber
@@ -104,12 +104,11 @@ def describe(
 
 
 def check_args(args: argparse.Namespace) -> Config:
-    if args.out.suffix not in FORMATS:
-        raise UserError(f'OUT must end in .onnx, .xml or .pt2, got {str(args.out)!r}')
+    check_suffix('OUT', args.out, [*FORMATS])
     kind = FORMATS[args.out.suffix]
     for name in ('int8', 'loops'):
-        if getattr(args, name) and kind is TorchFile:
-            raise UserError(f'OUT must end in .onnx or .xml for --{name}, got {str(args.out)!r}')
+        if getattr(args, name):
+            check_suffix(f'OUT for --{name}', args.out, ['.onnx', '.xml'])
     if args.bfloat16 and not (args.loops and kind is OpenVINOFile):
         raise UserError(f'--bfloat16 needs --loops and OUT.xml, got {str(args.out)!r}')
     kind.check_packages(args.int8)

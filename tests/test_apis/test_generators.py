@@ -154,7 +154,8 @@ def test_a_config_is_for_one_class(untrained, kind):
     assert isinstance(owner(*untrained[kind], device='cpu').config, Config)
     other = untrained['tiny_clouds' if kind == 'tiny_text' else 'tiny_text'][1]
     for generator in {owner for owner, _ in OWNERS.values()} - {owner}:
-        message = f'{kind}.py is a config for {owner.__name__}, not for {generator.__name__}, '
+        message = rf'{kind}.py is a config for {owner.__name__} \(`aft_mm .*`\), not for '
+        message += f'{generator.__name__}, '
         message += f'because it {reason}$'
         for checkpoint in (untrained[kind][1], other):  # which does not fit
             refuses_input(message, generator, untrained[kind][0], checkpoint, device='cpu')

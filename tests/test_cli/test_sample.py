@@ -105,10 +105,10 @@ class TestClouds:
 @pytest.mark.parametrize(
     ('kind', 'words', 'message'),
     [
-        ('clouds', 'a.txt', "must end in .ply or .png .* 'a.txt'"),
-        ('pixels', 'a.txt', "--out must end in .png .* 'a.txt'"),
-        ('text', 'a.png', "--out must end in .txt .* 'a.png'"),
-        ('super_resolution', 'a.png', 'needs an input image; use `aft_mm super-resolve`'),
+        ('clouds', 'a.txt', "--out .* must end in .ply or .png, got 'a.txt'"),
+        ('pixels', 'a.txt', "--out .* must end in .png, got 'a.txt'"),
+        ('text', 'a.png', "--out .* must end in .txt, got 'a.png'"),
+        ('super_resolution', 'a.png', 'draws nothing without an input; use `aft_mm super-resolve`'),
         ('clouds', 'a.ply --complete', '--complete has no effect on the model'),
         ('text', 'a.txt --complete', '--complete has no effect on the model of'),
         ('clouds', 'a.ply --prompt a', '--prompt has no effect on the model'),

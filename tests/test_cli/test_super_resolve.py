@@ -178,8 +178,8 @@ def test_fit_and_tile_exclude_each_other(enlarge, capsys):
 
 
 def test_other_models_are_refused(module, untrained):
-    for name in ('pixels', 'clouds', 'text'):
-        match = f'tiny_{name}.py is not a config of super-resolution, because it has no '
-        match += 'source_shape; use `aft_mm sample`'
+    tasks = dict(pixels='ImageGenerator', clouds='PointCloudGenerator', text='TextGenerator')
+    for name, task in tasks.items():
+        match = rf'tiny_{name}.py is a config for {task} \(`aft_mm sample`\), not for SuperResolver'
         words = [*untrained[f'tiny_{name}'], *'no.png a.jpg --device cpu'.split()]
         stops(match, module.main, words)

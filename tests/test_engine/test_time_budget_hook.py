@@ -410,13 +410,11 @@ def test_best_weights_are_not_a_checkpoint_to_resume_from(clock):
     assert hook.saved == -1
 
 
-def test_an_epoch_of_another_length_and_a_run_without_a_stop_hook_are_refused(train):
+def test_an_epoch_of_another_length_is_refused(train):
     train(8)
     message = 'after 2 of the 6 iterations of an epoch, but .* has 12; resume with the previous bat'
     with pytest.raises(UserError, match=message):
         train(100, resume=True, **{'train_dataloader.batch_size': 8})
-    with pytest.raises(UserError, match='stopped inside an epoch only resumes there with .*Budget'):
-        train(resume=True)
 
 
 def test_the_parts_add_up_and_invalid_ones_are_refused():

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import glob
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from aft_mm.outputs import MAX_DPI, PICTURES, POINTER, check_output
 LATEST = '\0latest'
 #: Ends of the names of checkpoints, of the file that names one, and of exported files.
 WEIGHTS = ('.pth', '.pt', '.safetensors', POINTER, '.onnx', '.xml', '.pt2')
+#: Stands for a space in a value for mmengine; no argument can hold it.
+SPACE = '\0'
 #: Help text of the selection of layers or heads.
 LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
 
@@ -29,7 +32,7 @@ def tool_parser(about: str | None) -> argparse.ArgumentParser:
 
 
 class Options(argparse.Action):
-    """mmengine's KEY=VALUE arguments, with an error message for others."""
+    """mmengine's KEY=VALUE arguments, with the spaces of texts and an error message for others."""
 
     def __call__(
         self,
@@ -47,9 +50,27 @@ class Options(argparse.Action):
 
         take = DictAction(self.option_strings, self.dest, nargs='+')
         try:
-            take(parser, namespace, values, option_string)
+            take(parser, namespace, [_mark_spaces(value) for value in values], option_string)
         except (AssertionError, RecursionError):
             parser.error(f'{option_string} needs balanced brackets, got {" ".join(values)!r}')
+        setattr(namespace, self.dest, _with_spaces(getattr(namespace, self.dest)))
+
+
+def _mark_spaces(option: str) -> str:
+    """Return KEY=VALUE with a mark for the spaces of texts, as mmengine removes all spaces."""
+    key, _, value = option.partition('=')
+    value = value.strip()
+    if ',' in value or value.startswith(('(', '[')):
+        value = re.sub(r'(?<=[,(\[]) +| +(?=[,)\]])', '', value)
+    return f'{key}={value.replace(" ", SPACE)}'
+
+
+def _with_spaces(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_spaces(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_with_spaces, value))
+    return value.replace(SPACE, ' ') if isinstance(value, str) else value
 
 
 def _holds_braces(text: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from aft_mm.cli.arguments import refuse_given
 from aft_mm.config.finding import (
     INDEX,
     configs_by_name,
@@ -98,9 +99,7 @@ def mixers(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
 def run(args: argparse.Namespace) -> None:
     with user_errors():
         if args.mixers:
-            for name in ('task', 'measured', 'ready'):
-                if getattr(args, name):
-                    raise UserError(f'--{name} must be left out with --mixers')
+            refuse_given(args, ('task', 'measured', 'ready'), 'must be left out with --mixers')
             header, selected = MIXER_HEADER, list(mixers(args))
         else:
             tasks = sorted({path.parent.name for path in configs_by_name().values()})

@@ -7,23 +7,19 @@ from mmengine.registry import DATASETS, init_default_scope
 from PIL import Image
 
 from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator, write_ply
-from aft_mm.apis.loading import check_draws, task_of
+from aft_mm.apis.loading import COMMANDS, check_draws, task_of
 from aft_mm.checks import check_int
-from aft_mm.cli.arguments import sampling_options
+from aft_mm.cli.arguments import refuse_given, sampling_options
 from aft_mm.config.reading import check_data, data_sources, read_config
 from aft_mm.engine import derived_seed
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
-from aft_mm.outputs import check_writable, numbered
+from aft_mm.outputs import check_suffix, check_writable, numbered
 from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples, given_rows
 
 # By kind of model: suffixes of the output file.
 SUFFIXES = dict(
     ImageGenerator=('.png',), PointCloudGenerator=('.ply', '.png'), TextGenerator=('.txt',)
-)
-OTHER_TOOLS = dict(
-    SuperResolver='needs an input image; use `aft_mm super-resolve`',
-    Translator='needs an input text; use `aft_mm translate`',
 )
 ARGUMENTS = dict(complete='ImageGenerator', prompt='TextGenerator', num_chars='TextGenerator')
 
@@ -32,18 +28,13 @@ def check_args(args: argparse.Namespace) -> Config:
     config = read_config(args.config, args.cfg_options)
     check_draws(config)
     task = task_of(config)
-    if task in OTHER_TOOLS:
-        raise UserError(f'{args.config} {OTHER_TOOLS[task]}')
-    if Path(args.out).suffix not in SUFFIXES[task]:
+    if task not in SUFFIXES:
         raise UserError(
-            f'--out must end in {" or ".join(SUFFIXES[task])} for the model of {args.config}, '
-            f'got {args.out!r}'
+            f'{args.config} draws nothing without an input; use `aft_mm {COMMANDS[task][0]}`'
         )
-    for name, owner in ARGUMENTS.items():
-        if getattr(args, name) is not None and owner != task:
-            raise UserError(
-                f'--{name.replace("_", "-")} has no effect on the model of {args.config}'
-            )
+    check_suffix(f'--out for the model of {args.config}', args.out, SUFFIXES[task])
+    others = [name for name, owner in ARGUMENTS.items() if owner != task]
+    refuse_given(args, others, f'has no effect on the model of {args.config}')
     if args.num is not None:
         check_int('--num', args.num, 1)
     if args.complete is not None:

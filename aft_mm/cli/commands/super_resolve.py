@@ -5,7 +5,7 @@ from mmengine.config import Config
 from PIL import Image
 
 from aft_mm.apis import SuperResolver
-from aft_mm.apis.loading import task_of
+from aft_mm.apis.loading import check_task
 from aft_mm.checks import check_int
 from aft_mm.cli.arguments import sampling_options
 from aft_mm.config.reading import data_sources, read_config
@@ -18,11 +18,7 @@ from aft_mm.visualization import draw_super_resolution
 
 def check_args(args: argparse.Namespace) -> Config:
     config = read_config(args.config, args.cfg_options)
-    if task_of(config) != 'SuperResolver':
-        raise UserError(
-            f'{args.config} is not a config of super-resolution, because it has no '
-            'source_shape; use `aft_mm sample`'
-        )
+    check_task(config, 'SuperResolver')
     check_suffix('OUT', args.out, ('.png',))
     check_int('--num', args.num, 1)
     return config

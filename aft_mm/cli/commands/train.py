@@ -19,6 +19,7 @@ from aft_mm.analysis.collect_runs import origin
 from aft_mm.analysis.networks import has_one_label
 from aft_mm.analysis.run_logs import read_scalars, trained, validated_metrics
 from aft_mm.analysis.training_summary import SHARES, Summary, class_lines, summarize
+from aft_mm.apis.loading import COMMANDS, task_of
 from aft_mm.checkpoint import load_from_local
 from aft_mm.checks import counted
 from aft_mm.cli.arguments import LATEST
@@ -46,14 +47,6 @@ from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
 from aft_mm.visualization.figures import literal_text
 
-#: Command that uses a trained sequence model, and its arguments, by an entry of its config.
-USES = {
-    'subwords': ('translate', ''),
-    'units': ('transcribe', 'FILE'),
-    'source_shape': ('super-resolve', 'IN OUT.png'),
-    'point_cloud': ('sample', '--out sample.ply'),
-    'image_shape': ('sample', '--out sample.png'),
-}
 #: Words for the units in the names of checkpoints.
 UNITS = dict(epoch='epoch', iter='iteration')
 #: Options that do not change the result.
@@ -262,9 +255,10 @@ def next_command(cfg: Config) -> tuple[str, str]:
     """Return the command that uses a trained model, and what follows config and checkpoint."""
     if cfg.get('default_scope') in ('mmpretrain', 'mmdet', 'mmseg'):
         return 'predict', 'PATH --out predictions'
-    if 'data_file' in cfg.train_dataloader.dataset:
-        return 'sample', '--out sample.txt'
-    return next((USES[name] for name in USES if name in cfg), ('test', ''))
+    task = task_of(cfg)
+    if task == 'TextGenerator' and 'data_file' not in cfg.train_dataloader.dataset:
+        return 'test', ''
+    return COMMANDS[task]
 
 
 def plot(*words: str, out: str) -> str:

@@ -20,15 +20,10 @@ from aft_mm.visualization import draw_alignment
 def check_args(args: argparse.Namespace) -> Config:
     config = read_config(args.config, args.cfg_options)
     check_task(config, 'SpeechRecognizer')
-    check_int('--num-best', args.num_best, 1)
     check_int('--batch-size', args.batch_size, 1)
     beam_size = config.model.get('beam_size', 1) if args.beam_size is None else args.beam_size
     check_int('--beam-size', beam_size, 1)
-    if args.num_best > beam_size:
-        raise UserError(
-            f'--num-best must be at most the beam size {beam_size}, got '
-            f'{args.num_best}; give a larger --beam-size'
-        )
+    check_int(f'--num-best with a beam size of {beam_size}', args.num_best, 1, beam_size)
     if args.transcript is not None and not args.picture:
         raise UserError('--transcript needs --picture, for whose title it is used')
     check_encodable('--transcript', args.transcript or '')

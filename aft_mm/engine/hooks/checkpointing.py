@@ -513,8 +513,7 @@ class CheckpointCompatibilityHook(Hook):
     Args:
         strict: True requires exactly the tensors of the model, and the same classes, units or
             subwords; False allows what the model's loading allows.
-        resume: Also refuse interpolated position biases, which do not fit the optimizer state, and
-            a checkpoint from inside an epoch without a StopHook, which mmengine would repeat.
+        resume: Also refuse interpolated position biases, which do not fit the optimizer state.
     """
 
     priority = 'VERY_HIGH'
@@ -524,16 +523,6 @@ class CheckpointCompatibilityHook(Hook):
         self.resume = resume
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        inside_epoch = checkpoint.get('meta', {}).get(INSIDE_EPOCH, {}).get('num_done')
-        if (
-            self.resume
-            and inside_epoch
-            and not any(isinstance(hook, StopHook) for hook in runner.hooks)
-        ):
-            raise UserError(
-                'a run that was stopped inside an epoch only resumes there with '
-                "dict(type='aft_mm.TimeBudgetHook', ...) among its hooks"
-            )
         saved = checkpoint.get('meta', {}).get('dataset_meta')
         if self.strict and saved:
             loop = runner.train_loop if self.resume else runner.test_loop

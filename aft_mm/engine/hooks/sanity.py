@@ -16,12 +16,13 @@ from mmengine.runner import Runner, ValLoop
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from aft_mm.checks import check_int
 from aft_mm.errors import UserError
 from aft_mm.images import check_image
 from aft_mm.registry import HOOKS
 
 from ..runner import task_model, wrappers_of
+
+NUM_THREADS = 16  # that read files
 
 
 @HOOKS.register_module()
@@ -31,14 +32,7 @@ class CheckImagesHook(Hook):
     Not in those that replace such files in training, as :class:`aft_mm.datasets.ImageFolder` does.
     The end of each file is read, too, because OpenCV decodes a truncated JPEG without an error.
     Each rank checks its share.
-
-    Args:
-        num_threads: Files read at the same time.
     """
-
-    def __init__(self, num_threads: int = 16) -> None:
-        check_int('num_threads of CheckImagesHook', num_threads, 1)
-        self.num_threads = num_threads
 
     def before_train(self, runner: Runner) -> None:
         self._check(runner, 'training', runner.train_dataloader)
@@ -60,7 +54,7 @@ class CheckImagesHook(Hook):
         if not paths:
             return
         runner.logger.info(f'checking {len(paths)} image files of the {name} set')
-        with ThreadPoolExecutor(self.num_threads) as pool:
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
             list(pool.map(partial(check_image, name=name), paths))  # raises what they raise
 
 

@@ -16,6 +16,8 @@ from aft_mm.registry import HOOKS
 from ..runner import bases_of, task_model
 
 MAX_GRAPHS = 2**20  # in effect no limit
+#: Penalty of the ridge regression, and factor of its scores: how sure the probabilities are.
+PENALTY, SCALE = 0.3, 10.0
 #: Arguments of mmpretrain's CrossEntropyLoss that change what is learned.
 LOSS_SETTINGS = ('use_sigmoid', 'use_soft', 'class_weight', 'pos_weight')
 
@@ -79,24 +81,16 @@ def parts_to_compile(model: nn.Module) -> list[str]:
 class DiscriminantHeadHook(Hook):
     """Set a linear head to a ridge regression of the classes on frozen features, after each epoch.
 
-    ``W = k (T + p tr(T) / N)⁻¹ (μ − m) / C`` and ``b = −W m`` for the means μ of C classes, their
+    ``W = 10 (T + 0.3 tr(T) / N)⁻¹ (μ − m) / C`` and ``b = −W m`` for the means μ of C classes, their
     mean m, and the covariance T of the features of N images, their mirror images among them. All
     classes count the same; ``head.loss`` is not used.
-
-    Args:
-        penalty: p, above 0.
-        scale: Factor k of the scores, which decides how sure the probabilities are.
 
     Raises:
         UserError: The model has no ``head.fc``, or several labels per image; a layer before it is
             trained, or an EMAHook averages the weights.
     """
 
-    def __init__(self, penalty: float = 0.3, scale: float = 10.0) -> None:
-        check_number('penalty', penalty, above=0)
-        check_number('scale', scale, above=0)
-        self.penalty = penalty
-        self.scale = scale
+    def __init__(self) -> None:
         self.features: list[Tensor] = []
         self.moments: list[Tensor] = []
 
@@ -165,8 +159,8 @@ class DiscriminantHeadHook(Hook):
         mean = means.mean(0)
         offsets = means - mean
         covariance = within + offsets.T @ offsets / len(means)
-        covariance.diagonal().add_(self.penalty * covariance.trace() / number.sum())
-        weight = self.scale / len(means) * torch.linalg.solve(covariance, offsets.T).T
+        covariance.diagonal().add_(PENALTY * covariance.trace() / number.sum())
+        weight = SCALE / len(means) * torch.linalg.solve(covariance, offsets.T).T
         layer = task_model(runner).head.fc
         layer.weight.copy_(weight)
         layer.bias.copy_(-weight @ mean)
