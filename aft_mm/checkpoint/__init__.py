@@ -8,6 +8,7 @@ from .latest import (
     disown_checkpoints,
     latest_checkpoint,
     remove_parts,
+    save_whole,
     write_pointer,
 )
 from .loading import CONFIG_TEXT, load_from_http, load_from_hub, load_from_local, load_weights
@@ -31,6 +32,7 @@ __all__ = [
     'plain_value',
     'read_safetensors',
     'remove_parts',
+    'save_whole',
     'write_pointer',
     'write_safetensors',
 ]

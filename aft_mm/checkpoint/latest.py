@@ -4,6 +4,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -36,6 +37,18 @@ register_backend(ATOMIC_BACKEND['backend'], AtomicFileBackend, force=True)
 NO_CHECKPOINT = 'none'
 # The best weights are saved without optimizer.
 _NAME = re.compile(r'(?!best_)(\w*_)(\d+)\.pth')
+
+
+def save_whole(content: Any, path: str | Path) -> None:
+    """Save with torch, whole or not at all.
+
+    Raises:
+        OSError: `path` cannot be written; torch would raise a RuntimeError without its name.
+    """
+    buffer = BytesIO()
+    torch.save(content, buffer)
+    with write_whole(path) as file:
+        file.write(buffer.getbuffer())
 
 
 def remove_parts(folder: str | Path) -> None:

@@ -10,6 +10,7 @@ from mmengine.registry import MODELS, DefaultScope
 from torch import Tensor, nn
 
 import aft_mm.registry  # noqa: F401, registers the backbone
+from aft_mm.checkpoint import save_whole
 from aft_mm.config.reading import read_config
 from aft_mm.config.texts import type_name
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
@@ -151,6 +152,6 @@ def run(args: argparse.Namespace) -> None:
         state, rows = convert(args.src, backbone, head, args.query, args.average_keys)
         meta = dict(experiment_name=f'{Path(args.src).name} converted for {Path(args.config).stem}')
         weights = {name: tensor.contiguous() for name, tensor in state.items()}
-        torch.save(dict(meta=meta, state_dict=weights), args.dst)
+        save_whole(dict(meta=meta, state_dict=weights), args.dst)
     print_rows(rows, state)
     print(f'written to {args.dst}')

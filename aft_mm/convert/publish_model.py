@@ -112,7 +112,7 @@ def read_metrics(path: str) -> dict[str, float]:
 
 
 def run(args: argparse.Namespace) -> None:
-    with user_errors():
+    with user_errors(OSError):
         check_suffix('OUT.pth', args.out, list(WRITERS))
         metrics = read_metrics(args.metrics) if args.metrics else None
         check_writable('OUT.pth', [str(args.out)])

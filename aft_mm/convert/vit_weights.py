@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from aft_mm.checkpoint import load_from_local
+from aft_mm.checkpoint import load_from_local, save_whole
 from aft_mm.checks import check_int
 from aft_mm.config.finding import check_checkpoint, install_command
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.models import AFTViT
-from aft_mm.outputs import check_suffix, check_writable, write_whole
+from aft_mm.outputs import check_suffix, check_writable
 
 from .packages import package_name, read_weights
 
@@ -354,8 +354,7 @@ def save_converted(
     text = Config.fromstring(entries.pretty_text, '.py').pretty_text
     meta = dict(experiment_name=f'{Path(source).name} converted', cfg=text)
     state = {name: tensor.contiguous() for name, tensor in weights.items()}
-    with write_whole(out) as file:
-        torch.save(dict(meta=meta, state_dict=state), file)
+    save_whole(dict(meta=meta, state_dict=state), out)
     return entries, weights, rows
 
 

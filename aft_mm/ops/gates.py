@@ -10,28 +10,16 @@ from aft_mm.checks import described, refuse
 #: A name, or a module or function that keeps the shape.
 Gate = str | Callable[[Tensor], Tensor]
 GATES = ('none', 'sigmoid', 'relu')  # those of kernels, in the order of native/vectors.h
+_OF_TORCH_NN = (
+    'celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 selu '
+    'silu softplus softshrink softsign tanhshrink'
+).split()
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     'sigmoid': torch.sigmoid,
     'relu': torch.relu,
-    'celu': F.celu,
-    'elu': F.elu,
-    'gelu': F.gelu,
-    'hardshrink': F.hardshrink,
-    'hardsigmoid': F.hardsigmoid,
-    'hardswish': F.hardswish,
-    'hardtanh': F.hardtanh,
     'identity': torch.clone,
-    'leaky_relu': F.leaky_relu,
-    'logsigmoid': F.logsigmoid,
-    'mish': F.mish,
-    'relu6': F.relu6,
-    'selu': F.selu,
-    'silu': F.silu,
-    'softplus': F.softplus,
-    'softshrink': F.softshrink,
-    'softsign': F.softsign,
     'tanh': torch.tanh,
-    'tanhshrink': F.tanhshrink,
+    **{name: getattr(F, name) for name in _OF_TORCH_NN},
 }
 
 

@@ -1,5 +1,6 @@
 """``aft_mm convert average``."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from ..errors import stops
 from ..helpers import command
 
 average_files = command('convert average')
+publish = command('publish')
 
 
 def save(path, seed, width=3):
@@ -95,3 +97,26 @@ def test_what_cannot_be_averaged_is_refused(files, message, tmp_path, monkeypatc
         save('mean.pth', 2)
     stops(f'^Error: .*{message}', average_files, [*files, '--out', 'mean.pth'])
     assert Path('mean.pth').exists() == ('mean.pth' in files)
+
+
+def test_a_full_disk_leaves_the_file_before(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for seed in (1, 2):
+        save(f'epoch_{seed}.pth', seed, width=3000)
+    words = ['epoch_1.pth', 'epoch_2.pth', '--out', 'mean.pth']
+    average_files(words)
+    size = Path('mean.pth').stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, before[1]))
+    try:
+        stops('File too large.*mean.pth', average_files, words)
+        words = ['mean.pth', 'published.pth', '--license', 'cc0-1.0']
+        stops('File too large.*published', publish, words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len(load_from_local('mean.pth', 'cpu')['state_dict']) == 7
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        'epoch_1.pth',
+        'epoch_2.pth',
+        'mean.pth',
+    ]

@@ -13,38 +13,20 @@ The numerics policy, which every backend follows:
   product of its factors.
 """
 
-from .conv import aft_conv
-from .decay import aft_decay, aft_decay_step
-from .full_batched import aft_full_batched
-from .full_local import aft_full, aft_local, aft_local_learned
-from .linear import linear_attention, linear_attention_step
-from .simple import aft_simple
-from .steps import (
-    aft_conv_step,
-    aft_full_step,
-    aft_local_hard_step,
-    aft_local_learned_step,
-    aft_local_step,
-    aft_simple_step,
-)
-from .window import aft_local_hard
-
-__all__ = [
-    'aft_conv',
-    'aft_conv_step',
-    'aft_decay',
-    'aft_decay_step',
-    'aft_full',
-    'aft_full_batched',
-    'aft_full_step',
-    'aft_local',
-    'aft_local_learned',
-    'aft_local_learned_step',
-    'aft_local_step',
-    'aft_simple',
-    'aft_simple_step',
-    'aft_local_hard',
-    'aft_local_hard_step',
-    'linear_attention',
-    'linear_attention_step',
-]
+from .conv import aft_conv as aft_conv
+from .decay import aft_decay as aft_decay
+from .decay import aft_decay_step as aft_decay_step
+from .full_batched import aft_full_batched as aft_full_batched
+from .full_local import aft_full as aft_full
+from .full_local import aft_local as aft_local
+from .full_local import aft_local_learned as aft_local_learned
+from .linear import linear_attention as linear_attention
+from .linear import linear_attention_step as linear_attention_step
+from .simple import aft_simple as aft_simple
+from .steps import aft_conv_step as aft_conv_step
+from .steps import aft_full_step as aft_full_step
+from .steps import aft_local_hard_step as aft_local_hard_step
+from .steps import aft_local_learned_step as aft_local_learned_step
+from .steps import aft_local_step as aft_local_step
+from .steps import aft_simple_step as aft_simple_step
+from .window import aft_local_hard as aft_local_hard
