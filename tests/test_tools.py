@@ -111,7 +111,7 @@ def test_launcher_needs_its_environment(tool, config, monkeypatch, launcher):
         assert train.load_run_config(args).launcher == 'none'
         assert 'LOCAL_RANK' not in os.environ
     else:
-        refuses(f"launcher='{launcher}' needs .*_?RANK|PROCID", train.load_run_config, args)
+        refuses(f"launcher='{launcher}' needs .*(RANK|PROCID), which", train.load_run_config, args)
 
 
 def test_the_first_of_several_best_metrics_is_in_the_summary(run, root, config, tmp_path):

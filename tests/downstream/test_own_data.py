@@ -155,7 +155,7 @@ def test_boxes_without_names_are_those_of_coco(tmp_path):
         (np.full((64, 96), 3), 'has the value 3, which must be 0 to 2, .*, or 255, .* to 3$'),
         (np.zeros((64, 96, 3)), "must have one class number of 8 bits per pixel, got mode 'RGB'"),
         (np.zeros((96, 64)), 'must have the size of its image, 96 x 64, got 64 x 96'),
-        (None, "mask '.*/2.png' cannot be read: No such file"),
+        (None, 'cannot be read: No such file'),
     ],
 )
 def test_masks_are_checked_before_a_training(mask, message, tmp_path):
@@ -166,7 +166,7 @@ def test_masks_are_checked_before_a_training(mask, message, tmp_path):
     place = tmp_path / 'data/my_masks/val_masks/2.png'
     place.unlink() if mask is None else save_picture(place, mask)
     check_data(config, 'train')
-    refuses_input(f"mask '.*val_masks/2.png' {message}|{message}", check_data, config, 'val')
+    refuses_input(f"mask '.*val_masks/2.png' {message}", check_data, config, 'val')
     config.val_dataloader.dataset.ann_file = str(tmp_path / 'list.txt')
     (tmp_path / 'list.txt').write_text('0\n1\n3\n')
     check_data(config, 'val')

@@ -278,7 +278,7 @@ def test_a_download_that_would_not_end_leaves_nothing(name, server, tmp_path, mo
 def test_a_redirect_stays_on_http(target, server, tmp_path):
     answers, asked, host = server
     answers['/a.pth'] = lambda: [f'HTTP/1.0 302 Found\r\nLocation: {target}\r\n\r\n'.encode()]
-    with pytest.raises(UserError, match="a.pth' cannot be downloaded: .*[Rr]edirect.*etc|ftp"):
+    with pytest.raises(UserError, match=f"a.pth' cannot be downloaded: .*edirect.* '{target}'"):
         load_from_http(f'{host}/a.pth')
     answers['/b.pth'] = lambda: [b'HTTP/1.0 302 Found\r\nLocation: /w.pth\r\n\r\n']
     answers['/w.pth'] = file(weights(1.0, tmp_path / 'w.pth'))

@@ -189,7 +189,7 @@ def test_places_that_no_archive_has(place, here):
     Path('feats.scp').write_text(f'utt {place}\n')
     Path('text').write_text('utt one\n')
     data = KaldiFeatures('.', units=dict(symbols='eno'), lazy_init=True, pipeline=PIPELINE)
-    refuses('has no utterance that can be used|zero byte', data.full_init)
+    refuses('has no utterance that can be used', data.full_init)
 
 
 def test_a_text_that_is_cut_while_it_is_read(tmp_path):
