@@ -8,9 +8,9 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
-# torch, its requirements as of 2.11, and this package.
+# torch, its requirements as of 2.11 but Triton, which CPU builds lack, and this package.
 VISIBLE = {'aft_mm', 'functorch', 'torch', 'torchgen', 'filelock', 'fsspec', 'jinja2', 'markupsafe'}
-VISIBLE |= {'mpmath', 'networkx', 'setuptools', 'sympy', 'triton', 'typing_extensions'}
+VISIBLE |= {'mpmath', 'networkx', 'setuptools', 'sympy', 'typing_extensions'}
 
 
 class OnlyTorch(MetaPathFinder):
