@@ -214,7 +214,7 @@ class TestErrorsBeforeARun:
         scope = library.removesuffix('mentation')
         (tmp_path / 'a.py').write_text(f"_base_ = '{scope}::_base_/default_runtime.py'\n")
         missing = f"'a.py' needs mmdet and mmseg \\({library} is not installed, .*\\)"
-        for words in ('train a.py', 'test a.py a.pth'):
+        for words in ('train a.py', 'test a.py a.pth', 'complexity a.py'):
             fails(words, f'Error: config {missing}: make downstream')
 
     def test_missing_library_of_the_scope(self, fails, tmp_path, monkeypatch):

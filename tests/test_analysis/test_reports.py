@@ -208,25 +208,6 @@ def test_a_detector_with_boxes_of_its_own_is_not_counted(tmp_path):
     refuses_input('cannot be counted: the FLOPs of its roi_head', analyse_config, path)
 
 
-@pytest.mark.parametrize(
-    'words',
-    [
-        'analysis_tools/print_config.py',
-        'analysis_tools/model_complexity.py',
-        'analysis_tools/plot_position_bias.py no.pth --out bias.png',
-        'model_converters/export_onnx.py no.pth no.pt2 --backbone',
-        'model_converters/deit_to_aft.py no.pth --config',
-    ],
-)
-def test_missing_libraries_give_a_one_line_message(run, words, missing_downstream):
-    if not missing_downstream:
-        pytest.skip('they are installed')
-    config = ROOT / 'configs/detection/retinanet-aft-conv-mini_1xb4-24e_bccd.py'
-    tool, *rest = words.split()
-    rest = [QUICKSTART, *rest, config] if '--config' in rest else [config, *rest]
-    assert ': make downstream' in only_error(run(f'../{tool}', *rest))
-
-
 def test_model_complexity_writes_its_table(tmp_path, capsys):
     command('complexity')([QUICKSTART, '--json', tmp_path / 'counts.json'])
     shown = capsys.readouterr().out
