@@ -264,18 +264,6 @@ def test_a_copy_of_a_module_with_a_plan_is_independent(duplicate):
     assert not torch.allclose(twin(X), before, atol=1e-3)
 
 
-@torch.no_grad()
-def test_a_module_pickled_with_the_caches_of_before_loads():
-    mixer = build()
-    state = mixer.pos_bias.__getstate__()
-    del state['_kept']
-    old = type(mixer.pos_bias).__new__(type(mixer.pos_bias))
-    old.__setstate__({**state, '_cached': None, '_parameters_of_form': None})
-    mixer.pos_bias = old
-    for _ in range(2):
-        assert_right(mixer, mixer)
-
-
 def export(mixer, replay: bool) -> bytes:
     """Return the file of a program."""
     file = io.BytesIO()
