@@ -60,20 +60,13 @@ def test_devices_of_every_op(op):
         refuses(' must be on (cpu|meta) with the others, got', OPS[op], *mixed)
 
 
-MASKS = (
-    [[True] * T] * B,
-    torch.ones(T, dtype=torch.bool),
-    np.ones((B, T), bool),
-    torch.ones(B, T, dtype=torch.bool, device='meta'),
-)
+# Values of the right type that do not fit are in tests/test_ops/test_dispatch.py.
+MASKS = np.ones((B, T), bool), torch.ones(B, T, dtype=torch.bool, device='meta')
 OPTIONS = [
     *[(dict(causal=causal), 'causal') for causal in ('no', 0, None, torch.zeros(2))],
     *[(dict(key_mask=mask), 'key_mask') for mask in MASKS],
     *[(dict(gate=gate), 'gate') for gate in (None, 5, ['sigmoid'])],
     (dict(key_function=5), 'key_function'),
-    (dict(query=X[..., :3]), 'query'),
-    (dict(value=X[:, :0], key=X[:, :0]), 'key'),
-    (dict(key=X[0], value=X[0]), 'key'),
 ]
 
 
@@ -88,16 +81,13 @@ PLACES = [
     *[(ops.aft_local, dict(FACTORS, window=window), 'window') for window in ('2', None, [], True)],
     *[
         (ops.aft_local, dict(FACTORS, window=2, grid=grid), 'grid')
-        for grid in (6, '6', ('6',), (6.0,), (), (0, 6), (1, 1, 6), (5,))
+        for grid in ('6', ('6',), (6.0,), (), (0, 6), (1, 1, 6))
     ],
     *[(ops.aft_local_hard, dict(window=window), 'window') for window in (2.5, 'a', None)],
-    (ops.aft_local_hard, dict(window=3, grid=(2, 3)), 'window'),
-    *[(ops.aft_conv, dict(KERNEL, grid=grid), 'grid') for grid in (None, (7,), ('6',))],
+    *[(ops.aft_conv, dict(KERNEL, grid=grid), 'grid') for grid in (None, ('6',))],
     (ops.aft_conv, dict(KERNEL, weight=torch.randn(0, 3)), 'the 0 heads of weight'),
     (ops.aft_conv, dict(KERNEL, weight=torch.randn(())), 'the 0 heads of weight'),
-    (ops.aft_conv, dict(KERNEL, weight=torch.randn(4, 2)), 'weight'),
     (ops.aft_conv, dict(KERNEL, global_connectivity='no'), 'global_connectivity'),
-    (ops.aft_full, dict(position_bias=torch.randn(T)), 'position_bias'),
 ]
 
 
