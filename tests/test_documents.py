@@ -23,26 +23,33 @@ from .helpers import each
 from .parallel_data import MISSING, REASON, write_pairs
 from .test_deprecation import SCRIPTS
 
-# Blocks that other tests cover, or that cannot run here.
-HELD = {
-    ('docs/configs.md', 2): 'test_guides: trains',
-    ('docs/configs.md', 3): 'test_guides: trains',
-    **{('docs/other_data.md', index): 'test_guides' for index in range(5)},
-    ('docs/tasks/dense_prediction.md', 0): 'test_dense_backbone, downstream/test_configs',
-    ('docs/tasks/dense_prediction.md', 1): 'downstream/test_own_data: trains',
-    ('docs/tasks/dense_prediction.md', 2): 'downstream/test_own_data: trains',
-    ('docs/tasks/image_ar.md', 1): 'test_guides, with the config that names it',
-    ('docs/tasks/image_ar.md', 2): 'test_guides',
-    ('docs/tasks/language_modeling.md', 1): 'test_guides',
-    ('docs/tasks/machine_translation.md', 1): 'test_guides',
-    ('docs/tasks/point_cloud.md', 1): 'test_guides, on clouds',
-    ('docs/tasks/point_cloud.md', 2): 'test_guides',
-    ('docs/tasks/speech_recognition.md', 1): 'test_guides',
-    ('docs/tasks/super_resolution.md', 1): 'test_guides',
-    **{('docs/tutorials/own_mixer.md', index): 'test_site' for index in (0, 2, 3)},
-    ('docs/tutorials/own_mixer.md', 1): 'test_layers/test_mixers_of_others',
-    **{('docs/tutorials/plain_pytorch.md', index): 'test_transformers' for index in (4, 5)},
-}
+# The tests of blocks that are not run here: page in docs, indices, file and function after test_.
+HELD = [
+    ('configs', (2,), 'guides', 'the_own_config_of_the_docs_trains'),
+    ('configs', (3,), 'guides', 'the_config_for_own_images_trains'),
+    ('other_data', (0, 1), 'guides', 'several_labels_per_image_are_learned'),
+    ('other_data', (2,), 'guides', 'a_rare_class_is_found'),
+    ('other_data', (3,), 'guides', 'windows_of_sensors_are_learned'),
+    ('other_data', (4,), 'guides', 'a_number_per_image_is_learned'),
+    ('tasks/dense_prediction', (0,), 'configs', 'example_of_the_guide_builds'),
+    ('tasks/dense_prediction', (1, 2), 'own_data', 'the_configs_of_the_guide_train'),
+    ('tasks/image_ar', (1, 2), 'guides', 'guide_for_own_images'),
+    ('tasks/language_modeling', (1,), 'guides', 'guide_for_another_text'),
+    ('tasks/machine_translation', (1,), 'guides', 'guide_for_own_languages'),
+    ('tasks/point_cloud', (1,), 'guides', 'guide_for_decoding_points'),
+    ('tasks/point_cloud', (2,), 'guides', 'guide_for_own_shapes'),
+    ('tasks/speech_recognition', (1,), 'guides', 'guide_for_own_speech'),
+    ('tasks/super_resolution', (1,), 'guides', 'guide_for_photographs'),
+    ('tutorials/own_mixer', (0, 2, 3), 'site', 'a_mixer_outside_the_package_trains_and_generates'),
+    (
+        'tutorials/own_mixer',
+        (1,),
+        'mixers_of_others',
+        'mixers_of_other_packages_are_listed_built_and_tested',
+    ),
+    ('tutorials/plain_pytorch', (4, 5), 'transformers', 'the_documented_example_runs'),
+]
+NOT_HERE = {(f'docs/{page}.md', index) for page, indices, *_ in HELD for index in indices}
 # Programs outside the repository.
 OTHERS = (
     'source xz gzip sacrebleu head export pip tensorboard find sbatch compute-sanitizer uv pre- '
@@ -232,12 +239,19 @@ PLAIN = (
 SETTINGS |= dict.fromkeys(PLAIN.split(), lambda folder, request: None)
 
 
+@each('page, indices, file, name', HELD)
+def test_blocks_that_are_not_run_here_have_a_test(page, indices, file, name):
+    assert max(indices) < len(blocks(f'docs/{page}.md', 'python'))
+    texts = [path.read_text() for path in ROOT.glob(f'tests/**/test_{file}.py')]
+    assert sum(f'\ndef test_{name}(' in text for text in texts) == 1
+
+
 @pytest.mark.parametrize('page', SETTINGS)
 def test_python_blocks_run_unchanged(page, request, here):
     given = SETTINGS[page](here, request) or {}
     names = {}
     for index, block in enumerate(blocks(page, 'python')):
-        if (page, index) not in HELD:
+        if (page, index) not in NOT_HERE:
             names.update(given)
             exec(compile(block, f'{page}, block {index}', 'exec'), names)
 
@@ -248,7 +262,7 @@ def test_python_blocks_run_unchanged(page, request, here):
 )
 def test_configs_that_are_not_trained_build(page, tmp_path):
     for index, block in enumerate(blocks(page, 'python')):
-        if not block.startswith('_base_') or (page, index) in HELD:
+        if not block.startswith('_base_') or (page, index) in NOT_HERE:
             continue
         (tmp_path / 'mine.py').write_text(block.replace("'../_base_", f"'{ROOT}/configs/_base_"))
         config = Config.fromfile(tmp_path / 'mine.py')
