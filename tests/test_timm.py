@@ -10,6 +10,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from timm.models import group_parameters
 from timm.optim import param_groups_weight_decay
+from torch import nn
 
 import aft_mm.timm  # noqa: F401
 from aft_mm.models import AFTClassifier
@@ -75,6 +76,36 @@ def test_classifier_is_replaced_and_pooling_changed(name):
     assert (pooled.equal(model(image))) == (name == 'aft_conv_tiny')
     assert [layer.drop_path.p for layer in model.backbone.layers] == [0, 0.15, 0.3]
     refuses("global_pool must be one of '', avg.*, got 'max'", model.reset_classifier, 2, 'max')
+
+
+@pytest.mark.parametrize('name', ['aft_conv_tiny', 'aft_full_tiny'])
+def test_drop_rates_drop_what_enters_the_classifier_or_leaves_the_embedding(name):
+    plain, image = small(name), torch.randn(2, 3, 64, 64)
+    nn.init.normal_(plain.head['fc'].bias)
+    expected, tokens = plain(image), plain.forward_features(image)
+    for rates in (dict(drop_rate=1.0), dict(proj_drop_rate=1.0)):
+        model = small(name, **rates)
+        model.load_state_dict(plain.state_dict())
+        assert torch.equal(model(image), expected)
+        model.train()
+        if 'drop_rate' in rates:
+            assert torch.equal(model.forward_features(image), tokens)
+            assert torch.equal(model(image), model.get_classifier().bias.expand(2, 5))
+        else:
+            zeros = torch.zeros_like(tokens)
+            torch.testing.assert_close(model.forward_features(image), model.backbone.norm(zeros))
+
+
+@pytest.mark.parametrize('prune_norm', [False, True])
+def test_pruning_keeps_the_norm_or_not(prune_norm):
+    model, image = small('aft_full_tiny'), torch.randn(2, 3, 64, 64)
+    nn.init.normal_(model.backbone.norm.weight)
+    options = dict(norm=not prune_norm, output_fmt='NLC', return_prefix_tokens=True)
+    ((feature, prefix),) = model.forward_intermediates(
+        image, [1], intermediates_only=True, **options
+    )
+    assert model.prune_intermediate_layers([1], prune_norm=prune_norm) == [1]
+    torch.testing.assert_close(model(image), torch.cat([prefix, feature], 1))
 
 
 def test_features_only_gives_the_maps_of_the_layers():

@@ -15,6 +15,7 @@ from aft_mm.structures import UtteranceSample
 from aft_mm.tokenizers import TextUnits
 
 from ..errors import refuses
+from ..helpers import each
 
 MIXERS = {
     'AFTFull': dict(rank=8),
@@ -126,6 +127,25 @@ def test_a_conformer_reads_padding_in_its_convolutions_only():
         torch.testing.assert_close(model(changed, mask)[mask], batch[mask])
         alone = model(features[1:, :31])
         assert torch.allclose(batch[1:, :31], alone, atol=1e-5) == (kernel_size == 1)
+
+
+@each('kind', ['BiLSTMEncoder', 'TDNNEncoder', 'ConformerEncoder'])
+def test_drop_rate_drops_what_layers_return(kind):
+    init_default_scope('aft_mm')
+    plain, model = (
+        MODELS.build(dict(type=kind, num_features=13, drop_rate=rate)) for rate in (0.0, 1.0)
+    )
+    model.load_state_dict(plain.state_dict())
+    one, two = torch.randn(2, 3, 7, 13)
+    assert torch.equal(model.eval()(one), plain.eval()(one))
+    assert not torch.allclose(plain(one), plain(two), atol=1e-3)
+    if kind == 'ConformerEncoder':  # its layers are residual: their last norms remain
+        expected = model.projection(one)
+        for layer in model.conformer['conformer_layers']:
+            expected = layer.final_layer_norm(expected)
+    else:
+        expected = model.train()(two) if kind == 'BiLSTMEncoder' else torch.zeros(3, 7, 128)
+    torch.testing.assert_close(model.train()(one), expected)
 
 
 def test_arguments_of_the_encoders_are_checked():
