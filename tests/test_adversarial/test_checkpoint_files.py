@@ -14,10 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mmengine.runner.checkpoint import CheckpointLoader
 
-from aft_mm.checkpoint import load_from_http, load_from_local
+import aft_mm.registry  # noqa: F401  registers the loaders
+from aft_mm.checkpoint import load_from_http, load_from_local, loading
 from aft_mm.errors import UserError
 
+from ..errors import refuses_input
 from . import hostile
 
 pytestmark = pytest.mark.adversarial
@@ -284,6 +287,19 @@ def test_a_redirect_stays_on_http(target, server, tmp_path):
     answers['/w.pth'] = file(weights(1.0, tmp_path / 'w.pth'))
     assert load_from_http(f'{host}/b.pth')['state_dict']['weight'].tolist() == [1, 1, 1]
     assert len(list((tmp_path / 'hub').rglob('*.pth'))) == 1
+
+
+def test_names_of_torchvision_and_of_hosts_that_are_gone(server, tmp_path, monkeypatch):
+    answers, asked, host = server
+    answers['/a.pth'] = file(weights(1.0, tmp_path / 'w.pth'))
+    monkeypatch.setattr(loading, 'get_torchvision_models', lambda: {'tiny': f'{host}/a.pth'})
+    load = CheckpointLoader.load_checkpoint
+    assert load('torchvision://tiny', 'cpu')['state_dict']['weight'].tolist() == [1, 1, 1]
+    message = "'modelzoo://tiny2' is not one of torchvision$"
+    refuses_input(message, load, 'modelzoo://tiny2', 'cpu')
+    for scheme in ('open-mmlab', 'openmmlab', 'mmcls'):
+        message = f"'{scheme}://tiny' is on a host that no longer exists; give a file or"
+        refuses_input(message, load, f'{scheme}://tiny', 'cpu')
 
 
 def test_a_killed_download_leaves_nothing(server, tmp_path):

@@ -69,6 +69,7 @@ class TestNames:
         for name, value in loaded.state_dict().items():
             assert torch.equal(value, model.state_dict()[name]), name
         assert loaded.dataset_meta == meta['dataset_meta'] and not loaded.training
+        assert all(parameter.requires_grad for parameter in loaded.parameters())
         (feature,) = FeatureExtractor(loaded)(np.zeros((32, 32, 3), np.uint8))[0]
         assert feature.shape == (96,)
 
