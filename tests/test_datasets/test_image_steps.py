@@ -15,6 +15,8 @@ from aft_mm.datasets import (
 )
 from aft_mm.images import GREY
 
+from ..errors import refuses
+
 
 @pytest.fixture
 def noise():
@@ -58,11 +60,12 @@ def test_an_image_smaller_than_the_crop_is_named(noise, crop_size):
         (dict(size=0), 'size must be an int, 1 or larger, got 0'),
         (dict(scale_factor=0), 'scale_factor must be an int, 1 or larger, got 0'),
         (dict(crop_size=31), 'crop_size must be an int, 32 or larger, got 31'),
+        (dict(size=32.0), 'size must be '),
+        (dict(crop_size='a'), 'crop_size must be '),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        SuperResolutionPair(**options)
+    refuses(message, SuperResolutionPair, **options)
 
 
 @pytest.mark.parametrize(
@@ -155,11 +158,13 @@ def test_shift_is_one_value_per_image_clipped_and_of_every_size():
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="tokens must be one of subpixels, pixels, got 'rgb'"):
-        PackSequence(image_shape=(5, 7, 3), tokens='rgb')
-    for wrong in (-1, 256):
-        with pytest.raises(ValueError, match=f'max_shift must be an int, 0 to 255, got {wrong}'):
-            RandomValueShift(wrong)
+    for wrong in ('rgb', 5):
+        message = f'^tokens must be one of subpixels, pixels, got {wrong!r}'
+        refuses(message, PackSequence, image_shape=(5, 7, 3), tokens=wrong)
+    for wrong in (8, (8, 8), '883', (8, 8, 3.0)):
+        refuses('^image_shape .* must be 3 ints', PackSequence, wrong)
+    for wrong in (-1, 256, 1.5):
+        refuses(f'^max_shift must be an int, 0 to 255, got {wrong}', RandomValueShift, wrong)
 
 
 @pytest.mark.parametrize('scope', ['aft_mm', 'mmpretrain'])

@@ -8,6 +8,8 @@ from mmengine.registry import DATASETS, init_default_scope
 
 from aft_mm.datasets import MNISTIdx, small_images
 
+from ..errors import refuses
+
 
 def idx(array, code=8):
     header = bytes([0, 0, code, array.ndim]) + np.array(array.shape, '>i4').tobytes()
@@ -71,8 +73,16 @@ def test_damaged_files_are_named(tmp_path, written, folder, name, change, messag
 def test_missing_folder_and_unknown_split_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match='train-images-idx3-ubyte.gz of MNIST does not'):
         MNISTIdx(str(tmp_path))
-    with pytest.raises(ValueError, match="split must be one of train, test, got 'val'"):
-        MNISTIdx(str(tmp_path), 'val')
+    for split in ('val', ['train']):
+        refuses('^split must be one of train, test, got ', MNISTIdx, str(tmp_path), split)
+    for folder in (None, '', 5):
+        refuses('^data_root must be ', MNISTIdx, folder)
+
+
+def test_files_without_an_image_are_refused(tmp_path):
+    for name, shape in (('images-idx3', (0, 28, 28)), ('labels-idx1', (0,))):
+        (tmp_path / f'train-{name}-ubyte').write_bytes(idx(np.zeros(shape, np.uint8)))
+    refuses('has no image in its train split', MNISTIdx, str(tmp_path))
 
 
 def test_data_pack(pack):

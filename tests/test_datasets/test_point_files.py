@@ -48,6 +48,17 @@ def test_integers_and_doubles_are_points_too(tmp_path, points):
         np.testing.assert_array_equal(read_points(tmp_path / 'a.npy'), array)
 
 
+def test_a_text_ply_holds_what_it_announces(tmp_path, points):
+    path, axes = tmp_path / 'a.ply', [f'property float {axis}' for axis in 'xyz']
+    lines = ['ply', 'format ascii 1.0', 'element vertex 63', *axes, 'end_header']
+    lines += [' '.join(map(str, point)) for point in points.tolist()]
+    path.write_text('\n'.join(lines) + '\n')
+    np.testing.assert_allclose(read_points(path), points, rtol=1e-6)
+    for missing in (1, 2):
+        path.write_text('\n'.join(lines[:-missing]) + '\n')
+        refuses_input(f'63 rows announced, {63 - missing} found', read_points, path)
+
+
 @pytest.mark.parametrize('name', ['a.npy', 'a.pcd', 'a.ply'])
 def test_a_text_under_the_name_of_another_format_gets_a_short_reason(tmp_path, name):
     (tmp_path / name).write_text('hello\nworld\n')

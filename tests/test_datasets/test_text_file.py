@@ -12,7 +12,7 @@ from mmengine.registry import DATASETS
 from aft_mm.datasets import TextFile
 from aft_mm.datasets.texts import SPLITS, PlainFile, take_split
 
-from ..errors import refuses_input
+from ..errors import refuses, refuses_input
 
 SIZE = 1009
 
@@ -150,6 +150,10 @@ def test_a_sample_is_a_tensor_of_its_own(path):
         (dict(split_ratio=(0.9, 0.1)), 'split_ratio must be '),
         (dict(split_ratio=(0.9, 0.1, 0.1)), 'split_ratio must be '),
         (dict(split_ratio=(1.2, -0.1, -0.1)), 'split_ratio must be '),
+        (dict(split_ratio=0.5), 'split_ratio must be '),
+        (dict(split_ratio=('a', 1, 0)), 'split_ratio must be '),
+        (dict(data_file=5), 'data_file must be '),
+        (dict(context_length='9'), 'context_length must be '),
         (dict(context_length=0), 'context_length must be an int, 1 or larger, got 0'),
         (dict(samples_per_epoch=0), 'samples_per_epoch must be an int, 1 or larger, got 0'),
         (
@@ -159,8 +163,7 @@ def test_a_sample_is_a_tensor_of_its_own(path):
     ],
 )
 def test_bad_arguments_are_named(path, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        TextFile(path, **{'context_length': 9, **arguments})
+    refuses(message, TextFile, **{'data_file': path, 'context_length': 9, **arguments})
 
 
 def test_missing_empty_and_damaged_files_are_named(path, tmp_path, content):

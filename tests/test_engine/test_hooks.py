@@ -340,6 +340,19 @@ class TestCheckImagesHook:
         image.write_bytes(data[: int(share * len(data))])
         refuses_input(f"'{image}' of the training set is truncated", self.check, image)
 
+    def test_images_of_validation_and_test_are_read_too(self, image, tmp_path):
+        cut = tmp_path / 'cut.jpg'
+        cut.write_bytes(image.read_bytes()[:-20])
+        good, bad = (SimpleNamespace(dataset=Images(path)) for path in (image, cut))
+        loops = {name: SimpleNamespace(dataloader=bad) for name in ('val_loop', 'test_loop')}
+        logger = logging.getLogger('a')
+        run = runner(rank=0, world_size=1, logger=logger, train_dataloader=good, **loops)
+        hook = CheckImagesHook()
+        refuses_input("cut.jpg' of the validation set is truncated", hook.before_train, run)
+        refuses_input("cut.jpg' of the test set is truncated", hook.before_test, run)
+        run.val_loop.dataloader = good
+        hook.before_train(run)
+
     def test_each_rank_reads_its_share(self, image):
         image.write_bytes(b'')
         self.check(image, rank=1, world_size=2)
