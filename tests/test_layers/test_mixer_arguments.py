@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from ..errors import refuses
+from ..errors import refuses, refuses_value
 from ..helpers import each
 from .mixer_cases import MIXERS, ONE_DIMENSIONAL, D, build, tokens
 
@@ -85,6 +86,55 @@ BAD = [
 @each('name, wrong, message', BAD)
 def test_bad_arguments_raise_a_one_line_error(name, wrong, message):
     refuses(message, build, name, **{'grid': (3, 4), **wrong})
+
+
+# Values of another type, or of no meaning for any mixer.
+WRONG = {
+    'AFTConv': dict(
+        num_heads=(4.0, '4', -4, None, True, [4]),
+        kernel_size=(3.0, None, '3', 0, (), [3.0], np.int64(3)),
+        proj_drop=('a', 2.0, -0.1, math.nan, None, True),
+        qkv_bias=('no',),
+        causal=('no',),
+        query=('no',),
+        reparameterize=('no',),
+        global_connectivity=('no',),
+    ),
+    'AFTFull': dict(rank=('a', 1.5, True, [1]), init_std=('a', -1, math.nan, math.inf)),
+    'AFTLocal': dict(window=(2.5, '2', None, [], {})),
+    'AFTLocalHard': dict(window=('2', None, (2, 2), [], {})),
+    'AFTSimple': dict(
+        embed_dims=(8.0, '8', None, -8, True),
+        grid=(6, '6', ('6',), (6.0,), (), torch.ones(1)),
+        num_prefix_tokens=(1.0, 'a'),
+        gate=(1, ['sigmoid']),
+    ),
+    'LocalSoftmaxAttention': dict(window=(2.0,), margin=(-1,)),
+}
+
+
+@each('name, wrong', WRONG.items())
+def test_values_of_another_type_are_refused(name, wrong):
+    for argument, values in wrong.items():
+        for value in values:
+            refuses_value(argument, build, name, **{'grid': (6,), argument: value})
+
+
+X = torch.randn(2, 6, D)
+
+
+@each('name', ['AFTSimple', 'SoftmaxAttention'])
+@each(
+    'wrong',
+    [
+        *(None, [[1.0]], 'x', np.zeros((2, 6, D)), X[0], X[..., :7], X.long(), X.bool()),
+        *(X.to(torch.complex64), X.to(torch.float8_e4m3fn)),
+    ],
+)
+def test_what_are_no_tokens_is_refused(name, wrong):
+    mixer = build(name, (6,), causal=True)
+    refuses_value('x', mixer, wrong)
+    refuses_value('x_t', mixer.step, wrong, mixer.init_state(2))
 
 
 @each('name', MIXERS)
@@ -198,3 +248,17 @@ def test_a_state_of_another_mixer_or_batch_is_refused():
         mixer = build(name, causal=True)
         refuses(r'x_t must be \[3, 12\] as the state', mixer.step, x, mixer.init_state(3))
         refuses(r'of this \w+, got LinearState', mixer.step, x, linear.init_state(2))
+
+
+STEPPING = ['AFTSimple', 'SoftmaxAttention', 'AFTFull', 'AFTLocalHard', 'LocalSoftmaxAttention']
+
+
+@each('name', STEPPING)
+def test_no_state_and_one_whose_buffers_were_overwritten_are_refused(name):
+    mixer = build(name, (6,), causal=True)
+    state = mixer.init_state(2)
+    for wrong in (None, 'state', (1, 2)):
+        refuses_value('state', mixer.step, X[:, 0], wrong)
+    _, later = mixer.step(X[:, 0], state)
+    refuses_value('state', mixer.step, X[:, 1], state)
+    mixer.step(X[:, 1], later)

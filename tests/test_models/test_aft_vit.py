@@ -1,5 +1,6 @@
 """The backbone: sizes, outputs, other image sizes, checkpoints, mmpretrain, torch.compile."""
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -13,7 +14,8 @@ from torch import nn
 from aft_mm.models import AFTViT
 from aft_mm.registry import MODELS
 
-from ..errors import refuses
+from ..errors import refuses, refuses_value
+from ..helpers import each
 
 ARCH = dict(embed_dims=12, num_layers=3, mlp_ratio=2)
 CONV = dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3)
@@ -370,6 +372,36 @@ def test_the_backbone_compiles_without_graph_breaks(mixer):
 )
 def test_bad_arguments_raise_a_one_line_error(config, message):
     refuses(message, MODELS.build, dict(type='aft_mm.AFTViT', **{'arch': ARCH, **config}))
+
+
+WRONG = dict(
+    arch=(5, dict(ARCH, num_layers=1.0), dict(ARCH, mlp_ratio='4')),
+    img_size=('32', (32,), 32.0, 0, (32, -1), None),
+    patch_size=(2.5, '2', 0),
+    out_indices=('all', 1.0, None),
+    token_mixer=('aft_mm.AFTConv', dict(num_heads=4), [], 5),
+    drop_rate=(2, -1, 'a'),
+    drop_path_rate=(2.0, -1.0, None),
+    in_channels=(0,),
+    frozen_stages=('all',),
+    with_cls_token=('yes',),
+    final_norm=(1,),
+)
+
+
+@each('name, values', WRONG.items())
+def test_values_of_another_type_are_refused(name, values):
+    for value in values:
+        refuses_value(name, tiny, **{name: value})
+
+
+def test_what_are_no_images_is_refused():
+    model = tiny()
+    for wrong in (
+        *(None, 'x', torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, 1, 8, 8)),
+        *(torch.zeros(3, 8, 8), torch.zeros(2, 3, 0, 0), np.zeros((2, 3, 8, 8))),
+    ):
+        refuses_value('image', model, wrong)
 
 
 def test_features_of_a_megapixel_equal_those_in_float64(monkeypatch):

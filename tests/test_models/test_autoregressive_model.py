@@ -13,7 +13,8 @@ from aft_mm.models import SequencePreprocessor
 from aft_mm.registry import MODELS
 from aft_mm.structures import SequenceSample
 
-from ..errors import refuses
+from ..errors import refuses, refuses_value
+from ..helpers import each
 from .sequence_models import D, assert_every_parameter_has_a_gradient, decoder_config, model, tokens
 
 LENGTHS, CONTEXT = (9, 4, 1), (0, 3, 0)
@@ -193,3 +194,41 @@ def test_bad_input_raises_a_one_line_error():
     refuses(r'inputs .* got torch.float32 \[4\]', net.val_step, dict(inputs=[torch.randn(4)]))
     message = 'a source must be given only to an encoder, got one for 1 of 1 samples'
     refuses(message, net, tokens(1, 4), [SequenceSample(source=tokens(3))])
+
+
+@each(
+    'name, options',
+    [
+        *(
+            (name, {name: value})
+            for name, value in dict(
+                num_layers=0,
+                embed_dims=8.0,
+                drop_rate=3.0,
+                mlp_ratio='a',
+                tokens_per_position=4,
+                with_cp='no',
+                token_mixer='aft_mm.AFTSimple',
+                embedding=None,
+                cross_mixer='softmax',
+                head='aft_mm.CategoricalHead',
+                encoder=3,
+            ).items()
+        ),
+        ('num_classes', dict(head=dict(HEAD, num_classes=7.0))),
+        ('tied', dict(head=dict(HEAD, tied='yes'))),
+        ('head', dict(head=dict(HEAD, num_classes=6))),
+    ],
+)
+def test_parts_of_another_type_are_refused(name, options):
+    refuses_value(name, model, **options)
+
+
+def test_what_are_no_tokens_is_refused():
+    refuses_value(
+        'decoder', MODELS.build, dict(type='aft_mm.AutoregressiveModel', head=HEAD, decoder=None)
+    )
+    for wrong in (None, 'ab', tokens(6)):
+        refuses_value('inputs', model(), wrong)
+    for wrong in (torch.zeros(2, 6), tokens(2, 6).bool(), tokens(2, 6) + 7, tokens(2, 6) - 7):
+        refuses_value('a token', model(), wrong)

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
 from aft_mm.models import generate
 
-from ..errors import refuses
+from ..errors import refuses, refuses_value
+from ..helpers import each
 from .sequence_models import D, decoder, mixer, model, tokens
 
 LENGTHS = (5, 1, 9)
@@ -178,3 +180,27 @@ def test_the_state_does_not_grow_with_the_sequence(mixing, numbers):
 )
 def test_bad_input_raises_a_one_line_error(arguments, message):
     refuses(message, model(grid=(12,)).generate, **{'length': 8, **arguments})
+
+
+WRONG = dict(
+    length=(True,),
+    temperature=('a', float('nan'), None),
+    prompts=('ab', 5, [['a']], [torch.zeros(2, 2).long()], [None]),
+    batch_size=(1.5, '2', True),
+    top_p=('a',),
+    greedy=('no',),
+    use_state=(2,),
+)
+
+
+@each('name, values', WRONG.items())
+def test_values_of_another_type_are_refused(name, values):
+    for value in values:
+        refuses_value(name, model(grid=(12,)).generate, **{'length': 8, name: value})
+
+
+@each('greedy', [False, True])
+def test_a_model_with_nan_weights_does_not_sample(greedy):
+    damaged = model(grid=(12,))
+    nn.init.constant_(damaged.head.weight, torch.nan)
+    refuses_value('logits', damaged.generate, 5, greedy=greedy)
