@@ -21,6 +21,7 @@ from .shown import (
     RESULTS,
     ROOT,
     SOFTMAX,
+    TOP1,
     Claim,
 )
 
@@ -66,6 +67,7 @@ def test_leads_with_the_sampling_of_the_test_set():
     for place, aft, softmax, samples in (
         (CIFAR10, 'aft-conv-mini*', 'deit*', 5000),
         (LONGER, 'aft-conv-mini*', 'deit*', 5000),
+        (('cifar10_full_pixels', TOP1), CONV, 'deit-*_seed?', 5000),
         (LISTOPS_HITS, 'aft-simple-*', 'transformer-*', 2048),
         (PATHS, CONV, SOFTMAX.replace('transformer', 'deit'), 4000),
         (IMAGENETTE, 'aft-conv*', 'deit*', 300),
@@ -75,7 +77,7 @@ def test_leads_with_the_sampling_of_the_test_set():
         error = 100 * math.sqrt(sum(rate * (1 - rate) / samples for rate in rates))
         shown.append(f'{lead.mean:.1f} ± {math.hypot(lead.half, 1.96 * error):.1f}')
     sentence = (
-        'the leads are {} points on CIFAR-10 (28 epochs: {}), {} on ListOps, {} on Pathfinder and '
-        '{} on Imagenette'
+        'the leads are {} points on CIFAR-10 (28 epochs: {}; pixels: {}), {} on ListOps, {} on '
+        'Pathfinder and {} on Imagenette'
     )
     assert sentence.format(*shown) in ' '.join(text_of(REPRODUCTION).split())

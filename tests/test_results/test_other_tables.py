@@ -25,6 +25,7 @@ from .shown import (
     SOFTMAX,
     SPEECH,
     STREETS,
+    TOP1,
     WORDS,
     Claim,
     mean_and_half,
@@ -187,6 +188,12 @@ GLANCE = {
     ),
     'ListOps': (LISTOPS_HITS, 'aft-simple-*', 'transformer-*', 'lstm-*'),
     'Pathfinder': (PATHS, CONV, 'deit-*_seed?', 'depthwise-*_seed?'),
+    'pixels of CIFAR-10': (
+        ('cifar10_full_pixels', TOP1),
+        CONV,
+        'deit-*_seed?',
+        'depthwise-*_seed?',
+    ),
 }
 
 
