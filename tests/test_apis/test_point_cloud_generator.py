@@ -62,6 +62,6 @@ def test_bad_points_for_a_ply_file_are_rejected(tmp_path):
         refuses_input('points must be finite', write_ply, tmp_path / 'a.ply', [[0, 1, value]])
     refuses('path must be the path of a file', write_ply, 3, np.zeros((7, 3)))
     for name in ('a.pcd', 'a'):
-        message = f"ends in .ply, got '.*/{name}'"
+        message = f"must end in .ply, got '.*/{name}'"
         refuses_input(message, write_ply, tmp_path / name, np.zeros((7, 3)))
     assert not list(tmp_path.iterdir())

@@ -407,10 +407,10 @@ def test_missing_loops_are_named_before_any_work(files, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     'mixer, words, message',
     [
-        (CONV, ['model.bin'], r'OUT must end in .onnx, .xml or .pt2'),
+        (CONV, ['model.bin'], 'OUT must end in .onnx or .xml or .pt2'),
         (CONV, ['m.pt2', '--dynamic', '--size', '8', '32'], '--size must be at least 9, got 8 32'),
-        (CONV, ['m.pt2', '--int8'], 'OUT must end in .onnx or .xml for --int8'),
-        (CONV, ['m.pt2', '--loops'], 'OUT must end in .onnx or .xml for --loops'),
+        (CONV, ['m.pt2', '--int8'], 'OUT for --int8 must end in .onnx or .xml'),
+        (CONV, ['m.pt2', '--loops'], 'OUT for --loops must end in .onnx or .xml'),
         (CONV, ['m.onnx', '--loops', '--bfloat16'], "--bfloat16 needs --loops and OUT.xml, got '"),
         (CONV, ['m.xml', '--bfloat16'], "--bfloat16 needs --loops and OUT.xml, got '"),
         (SOFTMAX, ['m.onnx', '--loops'], 'with loops needs AFT-conv .* got none'),
