@@ -440,16 +440,17 @@ def test_weak_classes_and_the_best_score_are_named(
     folder = 'camvid/val' if measure == 'IoU' else 'bccd/JPEGImages'
     (image, *_) = sorted(here.glob(f'data/{folder}/*'))
     size = 11 if measure == 'IoU' else 3
-    drawn = []
+    predictors = []
     for first in range(0, len(NAMES) - size + 1, min(4, size)):
         names = NAMES[first : first + size]
         predict = ImagePredictor(*with_names(words, names, here), 'cpu', 0.0)
-        found = predict(image)[0].found
+        (prediction,) = predict(image)
+        found = prediction.found
         assert found and all(one['class_name'] == names[one['label']] for one in found)
-        drawn.append((predict, predict(image)[0].picture))
-    earlier, picture = drawn[0]
+        predictors.append((predict, prediction.picture))
+    earlier, picture = predictors[0]
     assert np.array_equal(earlier(image)[0].picture, picture)
-    assert not np.array_equal(drawn[-1][1], picture)
+    assert not np.array_equal(predictors[-1][1], picture)
     pixels = cv2.imread(str(image))[..., ::-1]
     for given in (pixels, Image.fromarray(pixels)):
         (of_object,) = predict(given)

@@ -63,10 +63,10 @@ def test_sentences_on_pixels():
     ahead = {label for label, name in MODELS.items() if p.get(name, 1) < 0.05}
     assert ahead == {'linear attention', 'softmax attention'}
     assert all(claims[MODELS[label]].mean > 0 for label in ahead)
-    soft, first = 'deit-*_seed?', 'aft-conv-*_seed?'
-    control = Claim((FOLDER, TOP1), 'depthwise-*_seed?', soft)
+    soft, convolution = MODELS['softmax attention'], MODELS['depthwise convolution']
+    control = Claim((FOLDER, TOP1), convolution, soft)
     times = [milliseconds(f'{FOLDER}{name}') for name in ('', '_xeon', '_one_head')]
-    (conv,), (attention,) = ({run['config'] for run in runs(FOLDER, x)} for x in (first, soft))
+    (conv,), (attention,) = ({run['config'] for run in runs(FOLDER, x)} for x in (FIRST, soft))
     zen, xeon = (part[conv] / part[attention] for part in times[:2])
     short = max(values(FOLDER, 'deit-*lr0.00[13]', TOP1))
     (one,) = runs(FOLDER, 'one-head_*')
@@ -81,7 +81,7 @@ def test_sentences_on_pixels():
         f'{one["metrics"][TOP1]:.1f} % (one seed)',
     ):
         assert sentence in text
-    means = [mean_and_half(values(FOLDER, x, TOP1))[0] for x in (first, soft, 'depthwise-*_seed?')]
+    means = [mean_and_half(values(FOLDER, x, TOP1))[0] for x in (FIRST, soft, convolution)]
     sentence = (
         'ahead of softmax attention ({:.1f} against {:.1f} %), which reads a quarter of the images, '
         'and not of a depthwise convolution ({:.1f})'
