@@ -92,6 +92,7 @@ def fill_in(
 def set_up_torch(args: argparse.Namespace) -> None:
     with user_errors():
         args.freed_memory_kept = keep_freed_memory()
+    torch.set_flush_denormal(True)  # as in a training
     torch.set_num_threads(args.threads)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False

@@ -39,6 +39,7 @@ from aft_mm.engine import (
 )
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.engine.by_class import add_by_class
+from aft_mm.engine.denormals import denormals_as_zero
 from aft_mm.engine.preflight import TRAIN_CHECKS, check_start, check_torchvision, choose_checkpoint
 from aft_mm.engine.run_guard import FILE_ONLY, Run, without_options
 from aft_mm.engine.runner import task_model
@@ -91,6 +92,7 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
         cfg.auto_scale_lr.enable = True
 
 
+@denormals_as_zero()
 def train(args: argparse.Namespace, run: Run) -> None:
     with user_errors(*CONFIG_ERRORS):
         requested_backends()

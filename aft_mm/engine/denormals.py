@@ -1,0 +1,21 @@
+"""Numbers so close to 0 that a CPU computes with them slowly."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def denormals_as_zero() -> Iterator[None]:
+    """Treat float32 numbers below 1.2e-38 as 0 on a CPU, where it can.
+
+    Such gradients are common where a loss at the last token reaches far through a recurrence: an
+    LSTM over 512 tokens then takes four times as long on a Xeon.
+    """
+    before = torch.full((), 1e-40).mul(1).item() == 0
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
