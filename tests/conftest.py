@@ -107,6 +107,13 @@ def seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def no_default_scope():
+    """Take back the default scope of a test, in which other types are found."""
+    yield
+    DefaultScope._instance_dict.clear()
+
+
 @pytest.fixture(scope='session', autouse=True)
 def short_waits():
     """Wait less for workers of data loaders that garbage collection ends.

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import DefaultScope
 from PIL import Image
 from torch import nn
 
@@ -51,9 +50,7 @@ def masks(root, mirrored):
 
 
 @pytest.fixture
-def run(tool, here, monkeypatch):
-    monkeypatch.setattr(DefaultScope, '_instance_dict', dict(DefaultScope._instance_dict))
-
+def run(tool, here):
     def test(kind, *words, mirrored=False, options=()):
         name = f'{kind}{"_mirrored" * mirrored}'
         if not Path(f'{name}.py').exists():

@@ -7,7 +7,6 @@ import pytest
 import torch
 from mmdet.apis import DetInferencer
 from mmengine.config import Config
-from mmengine.registry import DefaultScope
 from mmseg.apis import MMSegInferencer, inference_model, init_model
 from PIL import Image
 
@@ -19,9 +18,7 @@ CONFIGS = configs_of('detection', 'segmentation')
 
 
 @pytest.fixture
-def checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr(DefaultScope, '_instance_dict', dict(DefaultScope._instance_dict))
-
+def checkpoint(tmp_path):
     def write(name, classes):
         config = Config.fromfile(CONFIGS[name])
         config.dump(tmp_path / 'config.py')

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import DefaultScope
 from mmengine.visualization import Visualizer
 from PIL import Image
 
@@ -33,9 +32,7 @@ def untested(config, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def scores(untested, tool, tmp_path, monkeypatch):
-    monkeypatch.setattr(DefaultScope, '_instance_dict', dict(DefaultScope._instance_dict))
-
+def scores(untested, tool, tmp_path):
     def test(name, *words, config=untested[0]):
         path, unique = f'{name}.pkl', f'{tmp_path.name}-{name}'
         options = [f'experiment_name={unique}', f'visualizer.name={unique}']
