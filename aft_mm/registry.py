@@ -49,9 +49,10 @@ PARAM_SCHEDULERS = root.Registry(
     'parameter scheduler', parent=root.PARAM_SCHEDULERS, scope='aft_mm', locations=['aft_mm.engine']
 )
 LOOPS = root.Registry('loop', parent=root.LOOPS, scope='aft_mm', locations=['aft_mm.engine'])
-# mmengine warns if the default scope lacks one of these.
-for _parent in (root.OPTIMIZERS, root.VISBACKENDS, root.VISUALIZERS):
-    root.Registry(_parent.name, parent=_parent, scope='aft_mm', locations=['aft_mm.engine'])
+if HAS_MMENGINE:  # which warns if the default scope lacks a registry that it builds from
+    for _parent in [part for part in vars(root).values() if isinstance(part, root.Registry)]:
+        if 'aft_mm' not in _parent.children:
+            root.Registry(_parent.name, parent=_parent, scope='aft_mm', locations=['aft_mm.engine'])
 
 # Prefixes of checkpoint names, by their loader.
 _CHECKPOINT_PREFIXES = {

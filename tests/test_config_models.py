@@ -6,13 +6,14 @@ import re
 from pathlib import Path
 from unittest.mock import patch
 
+import mmengine.registry
 import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, PARAM_SCHEDULERS, RUNNERS
+from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, PARAM_SCHEDULERS, RUNNERS, Registry
 
 from aft_mm.structures import SequenceSample
 
@@ -599,5 +600,9 @@ class TestExperiments:
         config = load('aft-simple-mini_1xb16-6e_enwik8-t256').copy()
         config.update(work_dir=str(tmp_path), experiment_name='scopes')
         with caplog.at_level(logging.WARNING):
-            RUNNERS.build(config)
+            RUNNERS.build(config).model.init_weights()
+            for parent in vars(mmengine.registry).values():
+                if isinstance(parent, Registry):
+                    with parent.switch_scope_and_registry('aft_mm') as registry:
+                        assert registry.scope == 'aft_mm'
         assert 'Failed to search registry' not in caplog.text
