@@ -309,6 +309,14 @@ class TestErrorsOfARun:
         message = '^Error: MultiStepLR of param_scheduler must have by_epoch=False, .*iterations$'
         train_with(message, by_iterations)
 
+    def test_checkpoints_after_epochs_of_a_run_by_iterations(self, train_with):
+        def by_iterations(cfg):
+            cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=6)
+            cfg.param_scheduler = None
+
+        message = '^Error: default_hooks.checkpoint must have by_epoch=False, .*iterations$'
+        train_with(message, by_iterations)
+
     @pytest.mark.parametrize(
         'schedules',
         [

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
+from mmengine.hooks import CheckpointHook
 from mmengine.runner import IterBasedTrainLoop, Runner
 from torch import nn
 
@@ -535,6 +536,17 @@ def check_schedule(config: Config, runner: Runner) -> None:
             )
 
 
+def check_checkpoints(cfg: Config, runner: Runner) -> None:
+    """Refuse checkpoints after epochs of a loop that counts iterations: none would be written."""
+    if isinstance(runner.train_loop, IterBasedTrainLoop):
+        for hook in runner.hooks:
+            if isinstance(hook, CheckpointHook) and hook.by_epoch:
+                raise UserError(
+                    'default_hooks.checkpoint must have by_epoch=False, with interval in '
+                    'iterations, as train_cfg counts iterations'
+                )
+
+
 TRAIN_CHECKS: Sequence[Check] = (
     check_widths,
     check_strides,
@@ -547,5 +559,6 @@ TRAIN_CHECKS: Sequence[Check] = (
     check_overlap,
     check_batch,
     check_schedule,
+    check_checkpoints,
 )
 TEST_CHECKS: Sequence[Check] = (check_widths, check_test_classes)

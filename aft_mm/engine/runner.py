@@ -23,13 +23,13 @@ import torch.distributed as dist
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import all_gather_object
-from mmengine.hooks import CheckpointHook
+from mmengine.hooks import CheckpointHook, LoggerHook
 from mmengine.logging import MMLogger
 from mmengine.logging.logger import MMFormatter
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import RUNNERS
-from mmengine.runner import Runner
+from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -390,6 +390,16 @@ class ConsoleRunner(Runner):
         logger = super().build_logger(log_level=log_level, log_file=log_file, **kwargs)
         shorten_console(logger)
         return logger
+
+    def build_train_loop(self, loop: Any) -> BaseLoop:
+        """Build the loop; of one that counts iterations, log them, not each validation as epoch 0."""
+        built = super().build_train_loop(loop)
+        if isinstance(built, IterBasedTrainLoop):
+            self.log_processor.by_epoch = False
+            for hook in self.hooks:
+                if isinstance(hook, LoggerHook):
+                    hook.log_metric_by_epoch = False
+        return built
 
     def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
         """Build the wrapper; name position biases that decay to 0, and rates of no parameter."""

@@ -14,6 +14,7 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import LogProcessor
 from torch import nn
 
+from aft_mm.analysis.run_logs import read_scalars, validations
 from aft_mm.engine import BitsPerDimHook, ConsoleRunner, build_runner
 from aft_mm.engine.runner import DETAILS, decayed_biases, readable, shorten_console
 from aft_mm.errors import UserError
@@ -199,6 +200,23 @@ def test_the_rate_follows_the_samples_of_an_update(runner, capfd):
         built.scale_lr(several, dict(enable=True, base_batch_size=8))
     with pytest.raises(ValueError, match='auto_scale_lr.base_batch_size must be a finite number'):
         built.scale_lr(built.optim_wrapper, dict(enable=True, base_batch_size='8'))
+
+
+def test_a_run_by_iterations_logs_and_saves_by_them(run, root, config, tmp_path):
+    (tmp_path / 'own.py').write_text(
+        f'_base_ = {config("tiny")!r}\n'
+        'train_cfg = dict(_delete_=True, by_epoch=False, max_iters=12, val_interval=3)\n'
+        'default_hooks = dict(checkpoint=dict(by_epoch=False, interval=5))\n'
+    )
+    path = f'{root}/tests/configs'
+    words = 'own.py', '--work-dir', 'out'
+    done = run(root / 'tools/train.py', *words, cwd=tmp_path, env=dict(PYTHONPATH=path))
+    assert done.returncode == 0, done.stderr
+    steps = [step for step, _ in validations(read_scalars(tmp_path / 'out'), 'accuracy/top1')]
+    assert steps == [3, 6, 9, 12]
+    assert not re.search(r'epoch|Epoch', done.stdout)
+    for number in (5, 10, 12):
+        assert (tmp_path / f'out/iter_{number}.pth').exists()
 
 
 def test_another_runner_is_taken_where_the_config_names_one(runner):
