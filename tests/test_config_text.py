@@ -1,6 +1,7 @@
 """The text of a config is read as it was written, whatever its names, paths and keys are."""
 
 import json
+import math
 import random
 from pathlib import Path
 
@@ -55,6 +56,25 @@ def test_an_entry_of_the_text_in_a_checkpoint_is_read_without_running_it():
     assert entry(text, 'a') == values['a'] and entry(text, 'b', list) == values['b']
     assert entry(text, 'b') == entry(text, 'c') == {}
     assert entry(text.replace("'A'", "open('ran', 'w')"), 'b', list) == []
+
+
+def test_numbers_that_are_not_finite_are_written_as_expressions(here):
+    inf = float('inf')
+    values = dict(clip=dict(max_norm=inf, least=-inf), many=[inf, 1.5], none=float('nan'))
+    Config(values).dump(here / 'own.py')
+    read = Config.fromfile('own.py').to_dict()
+    assert math.isnan(read.pop('none'))
+    assert read == {key: values[key] for key in ('clip', 'many')}
+    assert entry(Path('own.py').read_text(), 'clip') == values['clip']
+
+
+def test_imported_classes_of_a_config_in_pure_python_are_no_entries(here):
+    Path('own.py').write_text(
+        'from mmengine.optim import OptimWrapper\n'
+        'from torch.optim import AdamW\n'
+        'optim_wrapper = dict(type=OptimWrapper, optimizer=dict(type=AdamW, lr=1e-3))\n'
+    )
+    assert read_config('own.py').optim_wrapper.optimizer.lr == 1e-3
 
 
 def test_a_written_config_is_read_with_the_same_values(here):

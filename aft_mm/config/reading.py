@@ -200,6 +200,7 @@ KNOWN_WARNINGS = (
     '``build_loss`` would be deprecated soon',  # mmseg calls its own function
     'Default ``avg_non_ignore`` is False',  # the value of mmseg's own configs
     'The draw is False, it means that the hook',  # from mmseg's default runtime
+    'Detected call of `scheduler.step()` before',  # where gradients are accumulated
     'Warning: The bbox is out of bounds',  # of a label in a picture
 )
 
@@ -283,7 +284,9 @@ def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
 
     They would otherwise be ignored silently.
     """
-    known, read = READ | SHARED, {name: cfg[name] for name in READ & cfg.keys()}
+    # mmengine keeps the classes that a config in pure Python imports apart from its entries.
+    imported = cfg.__dict__.get('_imported_names') or ()
+    known, read = READ | SHARED | {*imported}, {name: cfg[name] for name in READ & cfg.keys()}
     for key in cfg:
         meant = get_close_matches(key, READ, n=1, cutoff=SIMILARITY)
         # A variable whose value occurs elsewhere was used.

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import os
 import unicodedata
 from collections.abc import Callable
@@ -80,6 +81,13 @@ class Literal(str):
         return repr(Literal(f'"{str(self)}'))[2:-1]
 
 
+class NonFinite(float):
+    """A float whose ``repr`` is an expression; that of infinity is even a literal."""
+
+    def __repr__(self) -> str:
+        return "float('nan')" if math.isnan(self) else '-1e999' if self < 0 else '1e999'
+
+
 def literal(value: str | os.PathLike) -> str:
     return repr(Literal(os.fspath(value)))
 
@@ -103,6 +111,8 @@ def _with_literals(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         kind = next(kind for kind in (list, tuple, set, frozenset) if isinstance(value, kind))
         return kind(map(_with_literals, value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return NonFinite(value)
     return Literal(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
 
 
