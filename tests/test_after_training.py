@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from matplotlib.axes import Axes
 from mmengine.config import Config
 from mmengine.registry import TRANSFORMS, DefaultScope
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from mmengine.visualization import Visualizer
 from PIL import Image
 
@@ -22,8 +24,10 @@ from aft_mm.analysis.plot_features import draw_features
 from aft_mm.analysis.training_summary import listed, summarize, weakest, wilson_interval
 from aft_mm.apis import ImageClassifier, ImagePredictor
 from aft_mm.apis.images import draw_inside
+from aft_mm.cli.commands import train as training
 from aft_mm.cli.main import main
 from aft_mm.datasets import Digits
+from aft_mm.engine import SafeCheckpointHook
 from aft_mm.engine.by_class import BoxesByClass, PixelsByClass, matches
 from aft_mm.visualization import draw_alignment
 from aft_mm.visualization.figures import literal_text
@@ -90,10 +94,64 @@ def test_only_a_share_of_samples_has_an_interval():
         sentence = summarize(log([0.1] * 4, metric=metric), metric, 58).sentences['validated']
         assert sentence.startswith('on 58 samples; the best of 4') and 'interval' not in sentence
     bits = summarize(
-        log([3.0, 2.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5], FALLING, 'b'), 'b', 9, lower=True
+        log([3.0, 2.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5], FALLING, 'b'), 'b', 9, rule='less'
     )
     assert 'best at iteration 30, then rose to 3.25' in bits.sentences['trend']
     assert summarize(log([1.0]), 'another', 9) == ({}, '')
+    unknown = summarize(log(UP_AND_DOWN, FALLING, 'my/rmsd'), 'my/rmsd', 9, rule='')
+    assert unknown == ({'validated': 'on 9 samples'}, '')
+
+
+class Labelled(torch.utils.data.Dataset):
+    def __init__(self, number):
+        self.number = number
+
+    def __len__(self):
+        return self.number
+
+    def get_gt_labels(self):  # of the whole set, as mmpretrain's
+        return [0] * 30 + [1] * 70
+
+
+def test_only_what_a_shortened_loader_reads_counts(monkeypatch):
+    monkeypatch.setattr(training, 'summarize', lambda *args: args)
+    for number, options, expected in (
+        (40, {}, (40, 75.0)),
+        (100, dict(drop_last=True), (96, 70.0)),
+        (100, {}, (100, 70.0)),
+    ):
+        loader = torch.utils.data.DataLoader(Labelled(number), 16, **options)
+        runner = SimpleNamespace(val_loop=SimpleNamespace(dataloader=loader))
+        for hook, rule in ((SafeCheckpointHook(), 'greater'), (None, '')):
+            *_, counted, found, commonest = training.summary_of(runner, log([80.0]), hook, '')
+            assert (counted, commonest) == expected and found == rule
+
+
+@pytest.mark.parametrize('loop', [EpochBasedTrainLoop, IterBasedTrainLoop])
+@pytest.mark.parametrize(
+    'last',
+    [
+        dict(type='CosineAnnealingLR', T_max=8, begin=2, convert_to_iter_based=True),
+        dict(type='CosineAnnealingLR', T_max=48, begin=12, by_epoch=False, end=60),
+        dict(type='CosineAnnealingLR', begin=12, by_epoch=False, end=60),
+        dict(type='OneCycleLR', total_steps=60, by_epoch=False),
+        dict(type='CosineAnnealingLR', T_max=5),
+        dict(type='MultiStepLR', milestones=[3, 6]),
+    ],
+)
+def test_longer_training_is_advised_with_its_schedule(loop, last):
+    cfg = Config(dict(param_scheduler=[dict(type='LinearLR', end=2), last], optim_wrapper={}))
+    runner = SimpleNamespace(
+        cfg=cfg, max_epochs=10, max_iters=60, train_loop=loop.__new__(loop), iter=60
+    )
+    words = training.advice('longer', runner, 'a.py').split(' --cfg-options ')[1].split()
+    options = {key: int(value) for key, value in (word.split('=') for word in words)}
+    length = 'max_epochs=20' if loop is EpochBasedTrainLoop else 'max_iters=120'
+    assert words[0] == f'train_cfg.{length}'
+    for key in ('end', 'T_max', 'total_steps'):
+        longer = options.get(f'param_scheduler.1.{key}')
+        more = 10 if last.get('by_epoch', True) else 60
+        assert longer == (last[key] + more if key in last and last[key] != 5 else None)
 
 
 def test_an_accuracy_of_the_commonest_class_is_no_result():

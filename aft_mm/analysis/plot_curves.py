@@ -147,7 +147,7 @@ def _names(records: Records) -> list[str]:
         for record in records
         if 'iter' in record
         for name, value in record.items()
-        if isinstance(value, int | float) and name not in ('iter', 'step', 'epoch')
+        if isinstance(value, int | float) and name not in ('iter', 'step', 'epoch', 'epoch_length')
     )
     return list(dict.fromkeys([*validated_metrics(records), *training]))
 

@@ -39,7 +39,11 @@ def wilson_interval(percent: float, number: int) -> tuple[float, float]:
 
 
 def summarize(
-    records: Sequence[dict], metric: str, number: int, lower: bool = False, commonest: float = 0.0
+    records: Sequence[dict],
+    metric: str,
+    number: int,
+    rule: str = 'greater',
+    commonest: float = 0.0,
 ) -> Summary:
     """Judge the best validation of a training.
 
@@ -47,13 +51,13 @@ def summarize(
         records: Those of :func:`read_scalars`.
         metric: The metric that chooses the best checkpoint.
         number: Samples of the validation set.
-        lower: Whether lower values are better.
+        rule: Which values are better, ``'greater'`` or ``'less'``; '' if unknown.
         commonest: Share of the commonest class in the validation set [%].
     """
     looks = validations(records, metric)
     if not looks:
         return Summary({}, '')
-    sign = -1 if lower else 1
+    sign = -1 if rule == 'less' else 1
     best_at, best = max(looks, key=lambda look: sign * look[1])
     sentences, step, noise = (
         {'validated': f'on {counted(number, "sample")}'},
@@ -70,6 +74,8 @@ def summarize(
         if number < FEWEST_VALIDATED:
             sentences['validated'] += '; so few say almost nothing'
             return Summary(sentences, '')
+    if not rule:
+        return Summary(sentences, '')
     if len(looks) > 1:
         sentences['validated'] += (
             f'; the best of {len(looks)} validations, so expect worse on other data'

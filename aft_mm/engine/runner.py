@@ -29,7 +29,7 @@ from mmengine.logging.logger import MMFormatter
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import RUNNERS
-from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, LogProcessor, Runner
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -375,6 +375,22 @@ def bases_of(part: Any) -> set[str]:
     return {base.__name__ for base in type(part).__mro__}
 
 
+class ValidatedLogProcessor(LogProcessor):
+    """mmengine's LogProcessor, which would log a validated ``loss`` as the mean of all epochs."""
+
+    def _collect_scalars(
+        self, custom_cfg: list, runner: Runner, mode: str, reserve_prefix: bool = False
+    ) -> dict:
+        pattern = self.mean_pattern
+        if mode != 'train':
+            self.mean_pattern = re.compile(f'^({mode}/)?(data_)?time$')
+        try:
+            scalars: dict = super()._collect_scalars(custom_cfg, runner, mode, reserve_prefix)
+        finally:
+            self.mean_pattern = pattern
+        return scalars
+
+
 class ConsoleRunner(Runner):
     """mmengine's Runner with a short console log, unless ``log_level='DEBUG'``."""
 
@@ -391,10 +407,21 @@ class ConsoleRunner(Runner):
         shorten_console(logger)
         return logger
 
+    def build_log_processor(self, log_processor: Any) -> LogProcessor:
+        built = super().build_log_processor(log_processor)
+        if type(built) is LogProcessor:
+            built.__class__ = ValidatedLogProcessor
+        return built
+
     def build_train_loop(self, loop: Any) -> BaseLoop:
-        """Build the loop; of one that counts iterations, log them, not each validation as epoch 0."""
+        """Build the loop, and log its unit, which readers of the log expect.
+
+        mmengine would log a validation of a loop that counts iterations as one of epoch 0.
+        """
         built = super().build_train_loop(loop)
-        if isinstance(built, IterBasedTrainLoop):
+        if isinstance(built, EpochBasedTrainLoop):
+            self.log_processor.by_epoch = True
+        elif isinstance(built, IterBasedTrainLoop):
             self.log_processor.by_epoch = False
             for hook in self.hooks:
                 if isinstance(hook, LoggerHook):

@@ -219,6 +219,33 @@ def test_a_run_by_iterations_logs_and_saves_by_them(run, root, config, tmp_path)
         assert (tmp_path / f'out/iter_{number}.pth').exists()
 
 
+def test_a_run_by_epochs_logs_them_with_the_runtime_of_mmseg(run, root, config, tmp_path):
+    (tmp_path / 'own.py').write_text(
+        f'_base_ = {config("tiny")!r}\nlog_processor = dict(by_epoch=False)\n'
+    )
+    path = f'{root}/tests/configs'
+    words = 'own.py', '--work-dir', 'out'
+    done = run(root / 'tools/train.py', *words, cwd=tmp_path, env=dict(PYTHONPATH=path))
+    assert done.returncode == 0, done.stderr
+    steps = [step for step, _ in validations(read_scalars(tmp_path / 'out'), 'accuracy/top1')]
+    assert steps == [6, 12, 18]
+
+
+def test_a_validated_loss_is_no_mean_of_all_epochs(runner):
+    processor = runner('losses').log_processor
+    hub = MessageHub.get_instance('validated')
+    for key, values in {
+        'val/my/loss': (5, 3, 1),
+        'val/time': (1, 2, 6),
+        'train/loss': (5, 1),
+    }.items():
+        hub.log_scalars[key] = HistoryBuffer(values, [1] * len(values))
+    found = SimpleNamespace(message_hub=hub)
+    scalars = processor._collect_scalars([], found, 'val')
+    assert scalars == {'my/loss': 1, 'time': 3}
+    assert processor._collect_scalars([], found, 'train') == {'loss': 3}
+
+
 def test_another_runner_is_taken_where_the_config_names_one(runner):
     assert not isinstance(runner('other', runner_type='Runner'), ConsoleRunner)
 

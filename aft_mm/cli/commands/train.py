@@ -225,14 +225,22 @@ def summary_of(
         return Summary({}, '')
     name = names[0] if names else metric
     rules = dict(zip(getattr(hook, 'key_indicators', ()), getattr(hook, 'rules', ()), strict=False))
-    lower = any(key in name for key in getattr(hook, 'less_keys', ()) or ())
-    if metric in rules:
-        lower = rules[metric] == 'less'
-    dataset: Any = runner.val_loop.dataloader.dataset
-    commonest = 0.0
-    if SHARES.search(name) and hasattr(dataset, 'get_gt_labels') and len(dataset):
-        commonest = 100 * np.bincount(dataset.get_gt_labels()).max() / len(dataset)
-    return summarize(records, name, len(dataset), lower, commonest)
+    less, greater = (
+        any(key.lower() in name.lower() for key in getattr(hook, f'{word}_keys', ()) or ())
+        for word in ('less', 'greater')
+    )
+    rule = (
+        rules.get(metric) or rules.get(name) or ('greater' if greater else 'less' if less else '')
+    )
+    loader: Any = runner.val_loop.dataloader
+    # mmengine cuts the data set for num_batch_per_epoch, but not its labels.
+    number, commonest = len(loader.dataset), 0.0
+    if SHARES.search(name) and hasattr(loader.dataset, 'get_gt_labels') and number:
+        labels = loader.dataset.get_gt_labels()[:number]
+        commonest = 100 * np.bincount(labels).max() / number
+    if loader.drop_last and loader.batch_size:
+        number -= number % loader.batch_size
+    return summarize(records, name, number, rule, commonest)
 
 
 def advice(step: str, runner: Runner, config: str) -> str:
@@ -242,8 +250,12 @@ def advice(step: str, runner: Runner, config: str) -> str:
         f'max_epochs={2 * runner.max_epochs}' if by_epoch else f'max_iters={2 * runner.max_iters}'
     )
     schedules = runner.cfg.get('param_scheduler')
-    if not by_epoch and isinstance(schedules, list) and 'end' in schedules[-1]:
-        length += f' param_scheduler.{len(schedules) - 1}.end={2 * runner.max_iters}'
+    if isinstance(schedules, list) and schedules:
+        number, last = len(schedules) - 1, schedules[-1]
+        more = runner.max_epochs if last.get('by_epoch', True) else runner.max_iters
+        for key in ('end', 'T_max', 'total_steps'):
+            if last.get(key, 0) >= more - last.get('begin', 0):  # else it ends before the run
+                length += f' param_scheduler.{number}.{key}={last[key] + more}'
     lr = (runner.cfg.optim_wrapper.get('optimizer') or {}).get('lr')
     return {
         'look': f'check the pictures and classes: aft_mm browse {shlex.quote(config)} --out samples.png',
