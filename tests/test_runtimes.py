@@ -52,6 +52,11 @@ def test_every_config_writes_whole_checkpoints_logs_and_stops_at_nan(task, missi
         ('phoneme_error_rate', 'less'),
         ('token_accuracy_percent', 'greater'),
         ('accuracy/top1', 'greater'),
+        ('perplexity_per_char', 'less'),
+        ('percent_correct_tokens', 'greater'),
+        ('sampled_psnr_db', 'greater'),
+        ('consistency_mse', 'less'),
+        ('bleu', 'greater'),
     ],
 )
 def test_the_first_metric_selects_the_best_checkpoint(metric, rule):

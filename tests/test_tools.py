@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,9 @@ from aft_mm.analysis.run_logs import read_scalars
 from aft_mm.checkpoint import load_from_local
 from aft_mm.config.reading import check_settings
 from aft_mm.config.texts import type_name
-from aft_mm.engine.preflight import check_schedule, shortened_warmup
+from aft_mm.engine import SafeCheckpointHook
+from aft_mm.engine.preflight import check_num_classes, check_schedule, shortened_warmup
+from aft_mm.errors import UserError
 from aft_mm.registry import register_safe_loading
 
 from .errors import refuses, refuses_input, stops
@@ -412,6 +415,31 @@ class TestErrorsOfARun:
             lambda cfg: cfg.default_hooks.checkpoint.update(argument),
         )
         assert bool([*Path('work_dirs').glob('*/epoch_1.pth')]) == ('save_best' in argument)
+
+    @pytest.mark.parametrize(
+        ('metrics', 'message'),
+        [
+            ({'my/hamming': 0.5}, "auto' of the checkpoint hook must find .*, got 'my/hamming'"),
+            (
+                {'top/classes': [1.0, 2.0]},
+                r"must be a metric with one value, got 'top/classes' with",
+            ),
+        ],
+    )
+    def test_a_first_metric_that_cannot_select_is_named(self, metrics, message):
+        hook = SafeCheckpointHook(save_best='auto')
+        with pytest.raises(UserError, match=message):
+            hook._save_best_checkpoint(None, metrics)
+
+    def test_classes_of_joined_data_sets(self):
+        small, large = (SimpleNamespace(metainfo=dict(classes=('a',) * n)) for n in (3, 4))
+        joined = SimpleNamespace(metainfo=small.metainfo, datasets=[small, large])
+        for number, message in ((3, 'must be at least 4, .* got 3'), (4, None)):
+            model = torch.nn.Module()
+            model.head = torch.nn.Module()
+            model.head.num_classes = number
+            with pytest.raises(UserError, match=message) if message else nullcontext():
+                check_num_classes(model, joined, 'training')
 
     def test_checkpoint_of_another_architecture(self, trained, run, root, config):
         folder, _ = trained

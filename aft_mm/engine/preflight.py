@@ -325,14 +325,16 @@ def check_test_classes(config: Config, runner: Runner) -> None:
 
 
 def check_num_classes(model: torch.nn.Module, dataset: Any, split: str) -> None:
-    metainfo = getattr(dataset, 'metainfo', None) or {}
-    classes = metainfo.get('classes') or metainfo.get('units')
+    # ConcatDataset has the classes of its first data set.
+    parts = (dataset, *getattr(dataset, 'datasets', ()))
+    infos = [getattr(part, 'metainfo', None) or {} for part in parts]
+    classes = max((info.get('classes') or info.get('units') or () for info in infos), key=len)
     for name in ('head', 'bbox_head', 'decode_head', 'auxiliary_head', 'roi_head.bbox_head'):
         head: Any = model
         for part in name.split('.'):
             head = getattr(head, part, None)
         number = getattr(head, 'num_classes', None)
-        if classes is not None and isinstance(number, int) and number < len(classes):
+        if isinstance(number, int) and number < len(classes):
             raise UserError(
                 f'model.{name}.num_classes must be at least {len(classes)}, the number '
                 f'of classes of the {split} set, got {number}'

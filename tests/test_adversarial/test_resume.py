@@ -209,15 +209,31 @@ def test_a_finished_run_says_so(train, stopped, whole_run):
     shutil.copy(whole_run / 'epoch_3.pth', stopped)
     log = train(stopped, resume='epoch_3.pth')
     assert 'the run is finished (epoch 3 of 3): nothing is left to train' in log
-    assert 'has ended' not in log
+    assert 'schedule of the checkpoint' not in log
     assert 'Epoch(train)' not in log
 
 
-def test_a_longer_run_trains_at_the_last_rate_and_says_so(train, stopped, whole_run):
+@pytest.mark.parametrize('epoch', [2, 3])
+def test_a_longer_run_says_that_its_schedule_stays(epoch, train, stopped, whole_run):
     shutil.copy(whole_run / 'epoch_3.pth', stopped)
-    log = train(stopped, 'train_cfg.max_epochs=4', resume='epoch_3.pth')
-    assert 'train_cfg.max_epochs is 4, but the schedule of the checkpoint has ended' in log
+    log = train(stopped, 'train_cfg.max_epochs=4', resume=f'epoch_{epoch}.pth')
+    said = (
+        'train_cfg.max_epochs is 4, but the schedule of the checkpoint is that of 3; for a longer'
+    )
+    assert said in log
     assert (stopped / 'epoch_4.pth').exists()
+
+
+def test_checkpoints_elsewhere_stay_as_few_as_asked_for(train, tmp_path):
+    words = f'default_hooks.checkpoint.out_dir={tmp_path}/elsewhere'
+    words = words, 'default_hooks.checkpoint.max_keep_ckpts=1'
+    (folder := tmp_path / 'run').mkdir()
+    train(folder, *words, 'train_cfg.max_epochs=1')
+    (first,) = (tmp_path / 'elsewhere').rglob('epoch_1.pth')
+    shutil.copy(first, folder / 'iter_6.pth')  # of a stop
+    log = train(folder, *words, resume='iter_6.pth')
+    assert 'keep_ckpt_ids' not in log
+    assert {path.name for path in first.parent.glob('*.pth')} == {'epoch_3.pth'}
 
 
 def test_a_new_run_in_a_used_folder_is_announced_and_not_taken_for_the_old_one(train, stopped):
@@ -430,9 +446,8 @@ def test_old_checkpoints_are_numbers(train, stopped):
     log = train(stopped, 'default_hooks.checkpoint.max_keep_ckpts=1', resume='')
     assert 'is not a list of epochs or iterations and is left alone' in log
     for ids in ([-1], 'abc', [True], [{}]):
-        found = SafeCheckpointHook()._foreign(
-            'keep_ckpt_ids', ids, stopped, SimpleNamespace(cfg={})
-        )
+        runner = SimpleNamespace(cfg={}, work_dir=stopped)
+        found = SafeCheckpointHook()._foreign('keep_ckpt_ids', ids, stopped, runner)
         assert found == 'is not a list of epochs or iterations', ids
 
 

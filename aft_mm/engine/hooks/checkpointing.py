@@ -238,6 +238,11 @@ def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
     return all_gather_object(gradients)
 
 
+#: Parts of the names of metrics whose lower or larger values are better.
+LESS = 'bits_per_', 'perplexity', 'error_rate', 'mse', 'fid', 'lpips'
+GREATER = 'percent_correct', 'bleu', 'psnr', 'ssim'
+
+
 @HOOKS.register_module()
 class SafeCheckpointHook(CheckpointHook):
     """mmengine's CheckpointHook, robust against crashes and foreign checkpoints.
@@ -247,7 +252,7 @@ class SafeCheckpointHook(CheckpointHook):
       others. In a copied or renamed folder these are the copies. The best score counts with its
       file and for its metric only.
     - A new run in a used folder is not resumed from the checkpoints of the earlier one.
-    - ``save_best='auto'`` knows that fewer bits and errors are better.
+    - ``save_best='auto'`` knows which values of the metrics of aft_mm are better.
 
     Args:
         **kwargs: Those of :class:`mmengine.hooks.CheckpointHook`.
@@ -257,7 +262,8 @@ class SafeCheckpointHook(CheckpointHook):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault('less_keys', (*self._default_less_keys, 'bits_per_', 'error_rate'))
+        kwargs.setdefault('less_keys', (*self._default_less_keys, *LESS))
+        kwargs.setdefault('greater_keys', (*self._default_greater_keys, *GREATER))
         elsewhere = '://' in str(kwargs.get('out_dir')) or kwargs.get('file_client_args')
         if not elsewhere and not kwargs.get('backend_args'):
             kwargs['backend_args'] = ATOMIC_BACKEND
@@ -329,9 +335,10 @@ class SafeCheckpointHook(CheckpointHook):
             info.pop(key.replace('best_ckpt', 'best_score'), None)
 
     def _is_of(self, folder: Path, runner: Runner) -> bool:
-        """Return whether the run resumes from a checkpoint in this folder."""
+        """Return whether the run resumes from a checkpoint in this folder or its work dir."""
         loaded = runner.cfg.get('load_from')
-        return not loaded or Path(loaded).expanduser().resolve().parent == folder.resolve()
+        own = [place.resolve() for place in (folder, Path(runner.work_dir))]
+        return not loaded or Path(loaded).expanduser().resolve().parent in own
 
     def _foreign(self, key: str, value: Any, folder: Path, runner: Runner) -> str:
         if key.startswith('best_score'):
@@ -374,6 +381,21 @@ class SafeCheckpointHook(CheckpointHook):
                 'save_best of the checkpoint hook must be a metric of the validation '
                 f'({", ".join(metrics)}), got {min(unknown)!r}'
             )
+        chosen = [next(iter(metrics)) if key == 'auto' else key for key in self.key_indicators]
+        if 'auto' in self.key_indicators and metrics:
+            try:
+                self._init_rule(self.rules, chosen)
+            except ValueError as error:
+                raise UserError(
+                    "save_best='auto' of the checkpoint hook must find a metric whose better values "
+                    f"are known, got {chosen[0]!r}; name one, with rule='less' or rule='greater'"
+                ) from error
+        for key in chosen:
+            if isinstance(metrics[key], list | tuple | dict | str):
+                raise UserError(
+                    'save_best of the checkpoint hook must be a metric with one value, got '
+                    f'{key!r} with {metrics[key]!r:.80}; name another'
+                )
         several = len(self.key_indicators) > 1
         paths: Any = self.best_ckpt_path_dict if several else vars(self)
         before = {key: paths[key] for key in (list(paths) if several else ['best_ckpt_path'])}

@@ -298,15 +298,19 @@ class ResumeCheckHook(Hook):
             return
         schedules = checkpoint.get('param_schedulers')
         before = entry(meta.get(CONFIG_TEXT, ''), 'train_cfg').get(f'max_{unit}s')
-        left = isinstance(schedules, list) and [
-            state['end'] - state['_global_step'] for state in schedules if 'end' in state
-        ]
-        if left and max(left) <= 0 and isinstance(before, int) and end > before:
-            warn(
-                f'train_cfg.max_{unit}s is {end}, but the schedule of the checkpoint has ended: '
-                'the run continues at its last rate; for a longer schedule start a new run, with '
-                'load_from=CHECKPOINT and without --resume'
-            )
+        if isinstance(schedules, list) and isinstance(before, int) and end > before:
+            short = [
+                min(part['end'], part['begin'] + part.get('T_max', math.inf))
+                < (runner.max_epochs if part.get('by_epoch', True) else runner.max_iters)
+                for part in schedules
+                if {'begin', 'end'} <= part.keys()
+            ]
+            if short and all(short):
+                warn(
+                    f'train_cfg.max_{unit}s is {end}, but the schedule of the checkpoint is that of '
+                    f'{before}; for a longer one start a new run, with load_from=CHECKPOINT and '
+                    'without --resume'
+                )
 
 
 def _warn_of_kept(runner: Runner, meta: dict) -> None:
