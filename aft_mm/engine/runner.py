@@ -378,6 +378,8 @@ def bases_of(part: Any) -> set[str]:
 class ValidatedLogProcessor(LogProcessor):
     """mmengine's LogProcessor, which would log a validated ``loss`` as the mean of all epochs."""
 
+    mean_pattern: re.Pattern[str]
+
     def _collect_scalars(
         self, custom_cfg: list, runner: Runner, mode: str, reserve_prefix: bool = False
     ) -> dict:
