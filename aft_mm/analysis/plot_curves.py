@@ -72,7 +72,8 @@ def draw_curves(
     groups = {label: _seeds(label, records) for label, records in runs.items()}
     metrics = [metric] if isinstance(metric, str) else list(metric or _default_metrics(groups))
     _check_metrics(groups, metrics)
-    figure = new_figure(7, 0.9 + 3.6 * len(metrics))
+    below = len(groups) if len(groups) > LEGEND_INSIDE else 0
+    figure = new_figure(7, 0.9 + 3.6 * len(metrics) + 0.18 * below)
     axes = figure.subplots(len(metrics), sharex=True, squeeze=False)[:, 0]
     unit, divisor = _unit(groups, over)
     for axis, name in zip(axes, metrics, strict=True):
@@ -81,7 +82,7 @@ def draw_curves(
             _draw_group(axis, line, label, seeds, name, over, divisor, smooth)
         axis.set_ylabel(plain(metric_label(name)))
         axis.grid(alpha=0.3)
-        if len(groups) <= LEGEND_INSIDE:
+        if not below:
             axis.legend(fontsize=8)
     if top is not None:
         least = min(np.min(line.get_ydata()) for line in axes[0].get_lines())
@@ -93,8 +94,9 @@ def draw_curves(
     axes[0].set_title(
         'thin: training, dots: validation' + several * ', band: ± standard error', fontsize=8
     )
-    if len(groups) > LEGEND_INSIDE:
-        figure.legend(*axes[-1].get_legend_handles_labels(), fontsize=8, loc='outside right upper')
+    if below:
+        handles = axes[-1].get_legend_handles_labels()
+        figure.legend(*handles, fontsize=8, loc='outside lower center')
     return figure
 
 
