@@ -10,8 +10,8 @@ import torch
 def denormals_as_zero() -> Iterator[None]:
     """Treat float32 numbers below 1.2e-38 as 0 on a CPU, where it can.
 
-    Such gradients are common where a loss at the last token reaches far through a recurrence: an
-    LSTM over 512 tokens then takes four times as long on a Xeon.
+    Gradients are as small where a loss at the last of many tokens passes through a recurrence, and
+    make the update of an LSTM several times as long.
     """
     before = torch.full((), 1e-40).mul(1).item() == 0
     torch.set_flush_denormal(True)
