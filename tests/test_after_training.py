@@ -136,6 +136,7 @@ def test_only_what_a_shortened_loader_reads_counts(monkeypatch):
         dict(type='CosineAnnealingLR', begin=12, by_epoch=False, end=60),
         dict(type='OneCycleLR', total_steps=60, by_epoch=False),
         dict(type='CosineAnnealingLR', T_max=5),
+        dict(type='CosineAnnealingLR', T_max=None, begin=60, by_epoch=False),
         dict(type='MultiStepLR', milestones=[3, 6]),
     ],
 )
@@ -151,7 +152,7 @@ def test_longer_training_is_advised_with_its_schedule(loop, last):
     for key in ('end', 'T_max', 'total_steps'):
         longer = options.get(f'param_scheduler.1.{key}')
         more = 10 if last.get('by_epoch', True) else 60
-        assert longer == (last[key] + more if key in last and last[key] != 5 else None)
+        assert longer == (last[key] + more if last.get(key) not in (None, 5) else None)
 
 
 def test_an_accuracy_of_the_commonest_class_is_no_result():

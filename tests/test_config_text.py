@@ -5,6 +5,7 @@ import math
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
@@ -66,6 +67,9 @@ def test_numbers_that_are_not_finite_are_written_as_expressions(here):
     assert math.isnan(read.pop('none'))
     assert read == {key: values[key] for key in ('clip', 'many')}
     assert entry(Path('own.py').read_text(), 'clip') == values['clip']
+    Config(dict(a=dict(x=float('nan'), y=np.float32(inf)))).dump(here / 'own.py')
+    found = entry(Path('own.py').read_text(), 'a')
+    assert math.isnan(found['x']) and found['y'] == inf
 
 
 def test_imported_classes_of_a_config_in_pure_python_are_no_entries(here):

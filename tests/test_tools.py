@@ -1,5 +1,6 @@
 """Arguments of train.py and test.py, and errors for bad input."""
 
+import itertools
 import json
 import logging
 import os
@@ -317,7 +318,7 @@ class TestErrorsOfARun:
             cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=6)
             cfg.param_scheduler = None
 
-        message = '^Error: default_hooks.checkpoint must have by_epoch=False, .*iterations$'
+        message = '^Error: the checkpoint hook must have by_epoch=False, .*iterations$'
         train_with(message, by_iterations)
 
     @pytest.mark.parametrize(
@@ -420,10 +421,10 @@ class TestErrorsOfARun:
         ('metrics', 'message'),
         [
             ({'my/hamming': 0.5}, "auto' of the checkpoint hook must find .*, got 'my/hamming'"),
-            (
-                {'top/classes': [1.0, 2.0]},
-                r"must be a metric with one value, got 'top/classes' with",
-            ),
+            ({'my/classes': [1.0, 2.0]}, "must be a metric with one value, got 'my/classes' with"),
+            ({'acc': np.zeros(2)}, "must be a metric with one value, got 'acc' with"),
+            ({'acc': torch.zeros(2)}, "must be a metric with one value, got 'acc' with"),
+            ({'my/confidence': torch.ones(1)}, 'whose better values are known'),
         ],
     )
     def test_a_first_metric_that_cannot_select_is_named(self, metrics, message):
@@ -432,13 +433,15 @@ class TestErrorsOfARun:
             hook._save_best_checkpoint(None, metrics)
 
     def test_classes_of_joined_data_sets(self):
-        small, large = (SimpleNamespace(metainfo=dict(classes=('a',) * n)) for n in (3, 4))
-        joined = SimpleNamespace(metainfo=small.metainfo, datasets=[small, large])
-        for number, message in ((3, 'must be at least 4, .* got 3'), (4, None)):
+        parts = [SimpleNamespace(metainfo=dict(classes=('a',) * n)) for n in (3, 4)]
+        infos = [part.metainfo for part in parts]
+        for metainfo, number in itertools.product((infos[0], infos), (3, 4)):
+            joined = SimpleNamespace(metainfo=metainfo, datasets=parts)
             model = torch.nn.Module()
             model.head = torch.nn.Module()
             model.head.num_classes = number
-            with pytest.raises(UserError, match=message) if message else nullcontext():
+            message = 'must be at least 4, .* got 3'
+            with pytest.raises(UserError, match=message) if number < 4 else nullcontext():
                 check_num_classes(model, joined, 'training')
 
     def test_checkpoint_of_another_architecture(self, trained, run, root, config):

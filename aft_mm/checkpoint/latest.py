@@ -13,7 +13,7 @@ import torch
 from mmengine.fileio import LocalBackend, register_backend
 from torch import Tensor
 
-from aft_mm.checks import check_int, counted
+from aft_mm.checks import check_int
 from aft_mm.errors import UserError
 from aft_mm.outputs import POINTER, write_whole
 
@@ -119,9 +119,9 @@ def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
         return best, f'{why}; the run resumes from {best!r}, the newest complete checkpoint'
     if others or pointer.exists():
         raise UserError(
-            f'--resume finds no complete checkpoint in {str(folder)!r}: {why}, and none of the '
-            f'{counted(len(others), "checkpoint")} there is; name one with --resume CHECKPOINT, or '
-            'train without --resume in another --work-dir'
+            f'--resume finds no complete checkpoint in {str(folder)!r}: {why}, and no other there '
+            'is complete; name one with --resume CHECKPOINT, or train without --resume in another '
+            '--work-dir'
         )
     return None, ''
 

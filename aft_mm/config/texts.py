@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Callable
 from copy import copy
 from io import StringIO
+from numbers import Real
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -111,7 +112,7 @@ def _with_literals(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         kind = next(kind for kind in (list, tuple, set, frozenset) if isinstance(value, kind))
         return kind(map(_with_literals, value))
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, Real) and (value != value or value in (math.inf, -math.inf)):
         return NonFinite(value)
     return Literal(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
 
@@ -130,10 +131,12 @@ def assigned(config: str, variable: str) -> ast.expr | None:
 
 
 class DictCalls(ast.NodeTransformer):
-    """Write ``dict({'a.b': 1}, c=2)`` as ``{'a.b': 1, 'c': 2}``, which is a literal."""
+    """Write ``dict({'a.b': 1}, c=2)`` as ``{'a.b': 1, 'c': 2}``, which is a literal, and NaN."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802 - the name that ast calls
         self.generic_visit(node)
+        if ast.unparse(node) == repr(NonFinite('nan')):
+            return ast.Constant(math.nan)
         if ast.unparse(node.func) != 'dict' or len(node.args) > 1:
             return node
         first = node.args[0] if node.args else ast.Dict([], [])

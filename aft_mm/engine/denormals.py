@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def denormals_as_zero() -> Iterator[None]:
-    """Treat float32 numbers below 1.2e-38 as 0 on a CPU, where it can.
+    """Treat float32 numbers below 1.2e-38 as 0 on a CPU, in this thread and those that it starts.
 
     Gradients are as small where a loss at the last of many tokens passes through a recurrence, and
     make the update of an LSTM several times as long.

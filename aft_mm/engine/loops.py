@@ -1,7 +1,6 @@
 """Training loops that stop and resume, and tests that sample or translate."""
 
 import random
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from typing import Any
@@ -163,14 +162,8 @@ class NumberedBatchSampler:
         return len(self.batches.loader) - self.batches.first
 
     def __iter__(self) -> Iterator:
-        """Pass over the first batches at once: a sampler may use random numbers that are restored."""
-        batches = self._all()
-        deque(islice(batches, self.batches.first), maxlen=0)
-        return self._numbered(batches)
-
-    def _numbered(self, batches: Iterator) -> Iterator:
         owner = self.batches
-        for number, indices in enumerate(batches, owner.first):
+        for number, indices in enumerate(islice(self._all(), owner.first, None), owner.first):
             yield (owner.offset + number, indices) if owner.is_seeded else indices
 
     def _all(self) -> Iterator:

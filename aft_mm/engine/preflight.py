@@ -326,9 +326,11 @@ def check_test_classes(config: Config, runner: Runner) -> None:
 
 def check_num_classes(model: torch.nn.Module, dataset: Any, split: str) -> None:
     # ConcatDataset has the classes of its first data set.
-    parts = (dataset, *getattr(dataset, 'datasets', ()))
-    infos = [getattr(part, 'metainfo', None) or {} for part in parts]
-    classes = max((info.get('classes') or info.get('units') or () for info in infos), key=len)
+    parts = (dataset, *(getattr(dataset, 'datasets', None) or ()))
+    infos = [getattr(part, 'metainfo', None) for part in parts]
+    # mmdet's ConcatDataset may have a list of them.
+    found = [info.get('classes') or info.get('units') for info in infos if isinstance(info, dict)]
+    classes = max((names for names in found if names), key=len, default=())
     for name in ('head', 'bbox_head', 'decode_head', 'auxiliary_head', 'roi_head.bbox_head'):
         head: Any = model
         for part in name.split('.'):
@@ -539,13 +541,13 @@ def check_schedule(config: Config, runner: Runner) -> None:
 
 
 def check_checkpoints(cfg: Config, runner: Runner) -> None:
-    """Refuse checkpoints after epochs of a loop that counts iterations: none would be written."""
+    """Refuse checkpoints after epochs of a loop that counts iterations, whose epoch is the run."""
     if isinstance(runner.train_loop, IterBasedTrainLoop):
         for hook in runner.hooks:
             if isinstance(hook, CheckpointHook) and hook.by_epoch:
                 raise UserError(
-                    'default_hooks.checkpoint must have by_epoch=False, with interval in '
-                    'iterations, as train_cfg counts iterations'
+                    'the checkpoint hook must have by_epoch=False, with interval in iterations, '
+                    'as train_cfg counts iterations'
                 )
 
 

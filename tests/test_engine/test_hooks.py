@@ -197,26 +197,6 @@ def test_batches_depend_on_their_number_only():
     assert list(Batches(noise_loader(0), (7, 1)).start(0)) != whole
 
 
-class GlobalOrder(torch.utils.data.Sampler):
-    """Shuffles by the random numbers of the process."""
-
-    def __iter__(self):
-        return iter(np.random.permutation(12).tolist())
-
-    def __len__(self):
-        return 12
-
-
-def test_a_sampler_without_a_seed_draws_before_random_numbers_are_restored():
-    batches = Batches(noise_loader(0, sampler=GlobalOrder()), (7, 0))
-    np.random.seed(1)
-    whole = list(batches.start(0))
-    np.random.seed(1)
-    rest = batches.start(2)
-    np.random.seed(3)  # as a resumed run does
-    assert list(rest) == whole[2:]
-
-
 def test_workers_end_with_the_interpreter():
     batches = Batches(noise_loader(2, persistent_workers=True), (7, 0))
     list(batches.start(0))

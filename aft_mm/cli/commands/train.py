@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -225,13 +225,11 @@ def summary_of(
         return Summary({}, '')
     name = names[0] if names else metric
     rules = dict(zip(getattr(hook, 'key_indicators', ()), getattr(hook, 'rules', ()), strict=False))
-    less, greater = (
-        any(key.lower() in name.lower() for key in getattr(hook, f'{word}_keys', ()) or ())
-        for word in ('less', 'greater')
-    )
-    rule = (
-        rules.get(metric) or rules.get(name) or ('greater' if greater else 'less' if less else '')
-    )
+    rule = rules.get(metric) or rules.get(name) or ''
+    if hook is not None and not rule:
+        keys = dict(greater_keys=hook.greater_keys, less_keys=hook.less_keys)
+        with suppress(ValueError):  # the better values are unknown
+            (rule,) = CheckpointHook(save_best=name, **keys).rules
     loader: Any = runner.val_loop.dataloader
     # mmengine cuts the data set for num_batch_per_epoch, but not its labels.
     number, commonest = len(loader.dataset), 0.0
@@ -254,8 +252,9 @@ def advice(step: str, runner: Runner, config: str) -> str:
         number, last = len(schedules) - 1, schedules[-1]
         more = runner.max_epochs if last.get('by_epoch', True) else runner.max_iters
         for key in ('end', 'T_max', 'total_steps'):
-            if last.get(key, 0) >= more - last.get('begin', 0):  # else it ends before the run
-                length += f' param_scheduler.{number}.{key}={last[key] + more}'
+            value = last.get(key)
+            if value in (more, more - last.get('begin', 0)):  # else it does not end with the run
+                length += f' param_scheduler.{number}.{key}={value + more}'
     lr = (runner.cfg.optim_wrapper.get('optimizer') or {}).get('lr')
     return {
         'look': f'check the pictures and classes: aft_mm browse {shlex.quote(config)} --out samples.png',

@@ -239,8 +239,8 @@ def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
 
 
 #: Parts of the names of metrics whose lower or larger values are better.
-LESS = 'bits_per_', 'perplexity', 'error_rate', 'mse', 'fid', 'lpips'
-GREATER = 'percent_correct', 'bleu', 'psnr', 'ssim'
+LESS = 'bits_per_', 'perplexity_per_', 'error_rate', 'consistency_mse', 'lpips'
+GREATER = 'percent_correct', 'bleu', '_psnr_db', '_ssim'
 
 
 @HOOKS.register_module()
@@ -382,7 +382,15 @@ class SafeCheckpointHook(CheckpointHook):
                 f'({", ".join(metrics)}), got {min(unknown)!r}'
             )
         chosen = [next(iter(metrics)) if key == 'auto' else key for key in self.key_indicators]
-        if 'auto' in self.key_indicators and metrics:
+        for key in chosen:
+            value = metrics[key]
+            size = value.numel() if isinstance(value, Tensor) else np.size(value)
+            if isinstance(value, dict | str) or size != 1:
+                raise UserError(
+                    'save_best of the checkpoint hook must be a metric with one value, got '
+                    f'{key!r} with {value!r:.80}; name another'
+                )
+        if 'auto' in self.key_indicators:
             try:
                 self._init_rule(self.rules, chosen)
             except ValueError as error:
@@ -390,12 +398,6 @@ class SafeCheckpointHook(CheckpointHook):
                     "save_best='auto' of the checkpoint hook must find a metric whose better values "
                     f"are known, got {chosen[0]!r}; name one, with rule='less' or rule='greater'"
                 ) from error
-        for key in chosen:
-            if isinstance(metrics[key], list | tuple | dict | str):
-                raise UserError(
-                    'save_best of the checkpoint hook must be a metric with one value, got '
-                    f'{key!r} with {metrics[key]!r:.80}; name another'
-                )
         several = len(self.key_indicators) > 1
         paths: Any = self.best_ckpt_path_dict if several else vars(self)
         before = {key: paths[key] for key in (list(paths) if several else ['best_ckpt_path'])}

@@ -299,13 +299,14 @@ class ResumeCheckHook(Hook):
         schedules = checkpoint.get('param_schedulers')
         before = entry(meta.get(CONFIG_TEXT, ''), 'train_cfg').get(f'max_{unit}s')
         if isinstance(schedules, list) and isinstance(before, int) and end > before:
-            short = [
+            # The last step of each part, as a share of the longer run.
+            ends = [
                 min(part['end'], part['begin'] + part.get('T_max', math.inf))
-                < (runner.max_epochs if part.get('by_epoch', True) else runner.max_iters)
+                / (runner.max_epochs if part.get('by_epoch', True) else runner.max_iters)
                 for part in schedules
                 if {'begin', 'end'} <= part.keys()
             ]
-            if short and all(short):
+            if ends and before / end <= max(ends) < 1:  # a warm-up alone ends earlier
                 warn(
                     f'train_cfg.max_{unit}s is {end}, but the schedule of the checkpoint is that of '
                     f'{before}; for a longer one start a new run, with load_from=CHECKPOINT and '
