@@ -108,10 +108,11 @@ def seed():
 
 
 @pytest.fixture(autouse=True)
-def no_default_scope():
-    """Take back the default scope of a test, in which other types are found."""
+def settings_of_one_test():
+    """Take back the default scope, in which other types are found, and the flush of denormals."""
     yield
     DefaultScope._instance_dict.clear()
+    torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope='session', autouse=True)
