@@ -24,7 +24,12 @@ from aft_mm.checkpoint import load_from_local
 from aft_mm.config.reading import check_settings
 from aft_mm.config.texts import type_name
 from aft_mm.engine import SafeCheckpointHook
-from aft_mm.engine.preflight import check_num_classes, check_schedule, shortened_warmup
+from aft_mm.engine.preflight import (
+    check_num_classes,
+    check_same_classes,
+    check_schedule,
+    shortened_warmup,
+)
 from aft_mm.errors import UserError
 from aft_mm.registry import register_safe_loading
 
@@ -443,6 +448,9 @@ class TestErrorsOfARun:
             message = 'must be at least 4, .* got 3'
             with pytest.raises(UserError, match=message) if number < 4 else nullcontext():
                 check_num_classes(model, joined, 'training')
+            check_same_classes(joined, parts[0])
+            with pytest.raises(UserError, match='3 classes and the validation set 4'):
+                check_same_classes(joined, parts[1])
 
     def test_checkpoint_of_another_architecture(self, trained, run, root, config):
         folder, _ = trained

@@ -22,7 +22,7 @@ from aft_mm.checkpoint import checkpoints_in, latest_checkpoint
 from aft_mm.config.texts import type_name
 from aft_mm.errors import UserError, origin
 
-from .hooks.checkpointing import difference, labels
+from .hooks.checkpointing import difference, infos_of, labels
 from .hooks.pictures import SampleVisualizationHook
 from .hooks.resume import random_state, set_random_state
 from .hooks.training import RegularizationHook, penalised_layers
@@ -326,11 +326,8 @@ def check_test_classes(config: Config, runner: Runner) -> None:
 
 def check_num_classes(model: torch.nn.Module, dataset: Any, split: str) -> None:
     # ConcatDataset has the classes of its first data set.
-    parts = (dataset, *(getattr(dataset, 'datasets', None) or ()))
-    infos = [getattr(part, 'metainfo', None) for part in parts]
-    # mmdet's ConcatDataset may have a list of them.
-    found = [info.get('classes') or info.get('units') for info in infos if isinstance(info, dict)]
-    classes = max((names for names in found if names), key=len, default=())
+    found = (info.get('classes') or info.get('units') or () for info in infos_of(dataset))
+    classes = max(found, key=len)
     for name in ('head', 'bbox_head', 'decode_head', 'auxiliary_head', 'roi_head.bbox_head'):
         head: Any = model
         for part in name.split('.'):
@@ -419,10 +416,7 @@ def check_metrics(evaluator: Any, split: str) -> None:
 
 
 def check_same_classes(trained: Any, validated: Any) -> None:
-    ours, theirs = (
-        labels((getattr(dataset, 'metainfo', None) or {}).get('classes'))
-        for dataset in (trained, validated)
-    )
+    ours, theirs = (labels(infos_of(dataset)[0].get('classes')) for dataset in (trained, validated))
     if ours and theirs and ours != theirs:
         raise UserError(
             f'the training set has {len(ours)} classes and the validation set '

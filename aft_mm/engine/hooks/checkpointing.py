@@ -550,7 +550,7 @@ class CheckpointCompatibilityHook(Hook):
         saved = checkpoint.get('meta', {}).get('dataset_meta')
         if self.strict and saved:
             loop = runner.train_loop if self.resume else runner.test_loop
-            _check_labels(saved, getattr(loop.dataloader.dataset, 'metainfo', None) or {})
+            _check_labels(saved, infos_of(loop.dataloader.dataset)[0])
         if CONFIG_TEXT in checkpoint.get('meta', {}):
             trained = checkpoint['meta'][CONFIG_TEXT]
             # A start may have another head.
@@ -579,6 +579,16 @@ def _check_labels(saved: dict, current: dict) -> None:
                 f'{len(given)}, which must be the same in the same order: '
                 f'{difference(trained, given)}; {kind} of the data set can name them'
             )
+
+
+def infos_of(dataset: Any) -> list[dict]:
+    """Return the metainfo of a data set, and of those that it joins, at least one.
+
+    That of mmdet's ConcatDataset may be a list; it is left out.
+    """
+    parts = (dataset, *(getattr(dataset, 'datasets', None) or ()))
+    infos = [getattr(part, 'metainfo', None) for part in parts]
+    return [info for info in infos if isinstance(info, dict)] or [{}]
 
 
 def labels(names: Any) -> list[str]:
