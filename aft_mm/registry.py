@@ -50,8 +50,8 @@ PARAM_SCHEDULERS = root.Registry(
 )
 LOOPS = root.Registry('loop', parent=root.LOOPS, scope='aft_mm', locations=['aft_mm.engine'])
 if HAS_MMENGINE:  # which warns if the default scope lacks a registry that it builds from
-    for _parent in [part for part in vars(root).values() if isinstance(part, root.Registry)]:
-        if 'aft_mm' not in _parent.children:
+    for _parent in vars(root).values():
+        if isinstance(_parent, root.Registry) and 'aft_mm' not in _parent.children:
             root.Registry(_parent.name, parent=_parent, scope='aft_mm', locations=['aft_mm.engine'])
 
 # Prefixes of checkpoint names, by their loader.

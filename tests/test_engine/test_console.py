@@ -202,33 +202,34 @@ def test_the_rate_follows_the_samples_of_an_update(runner, capfd):
         built.scale_lr(built.optim_wrapper, dict(enable=True, base_batch_size='8'))
 
 
-def test_a_run_by_iterations_logs_and_saves_by_them(run, root, config, tmp_path):
-    (tmp_path / 'own.py').write_text(
-        f'_base_ = {config("tiny")!r}\n'
+@pytest.fixture
+def trained(run, root, config, tmp_path):
+    """Return a function of further lines of the tiny config: what it prints, and when it validates."""
+
+    def train(lines):
+        (tmp_path / 'own.py').write_text(f'_base_ = {config("tiny")!r}\n{lines}')
+        env = dict(PYTHONPATH=f'{root}/tests/configs')
+        done = run(root / 'tools/train.py', 'own.py', '--work-dir', 'out', cwd=tmp_path, env=env)
+        assert done.returncode == 0, done.stderr
+        steps = [step for step, _ in validations(read_scalars(tmp_path / 'out'), 'accuracy/top1')]
+        return done.stdout, steps
+
+    return train
+
+
+def test_a_run_by_iterations_logs_and_saves_by_them(trained, tmp_path):
+    printed, steps = trained(
         'train_cfg = dict(_delete_=True, by_epoch=False, max_iters=12, val_interval=3)\n'
         'default_hooks = dict(checkpoint=dict(by_epoch=False, interval=5))\n'
     )
-    path = f'{root}/tests/configs'
-    words = 'own.py', '--work-dir', 'out'
-    done = run(root / 'tools/train.py', *words, cwd=tmp_path, env=dict(PYTHONPATH=path))
-    assert done.returncode == 0, done.stderr
-    steps = [step for step, _ in validations(read_scalars(tmp_path / 'out'), 'accuracy/top1')]
     assert steps == [3, 6, 9, 12]
-    assert not re.search(r'epoch|Epoch', done.stdout)
+    assert not re.search(r'epoch|Epoch', printed)
     for number in (5, 10, 12):
         assert (tmp_path / f'out/iter_{number}.pth').exists()
 
 
-def test_a_run_by_epochs_logs_them_with_the_runtime_of_mmseg(run, root, config, tmp_path):
-    (tmp_path / 'own.py').write_text(
-        f'_base_ = {config("tiny")!r}\nlog_processor = dict(by_epoch=False)\n'
-    )
-    path = f'{root}/tests/configs'
-    words = 'own.py', '--work-dir', 'out'
-    done = run(root / 'tools/train.py', *words, cwd=tmp_path, env=dict(PYTHONPATH=path))
-    assert done.returncode == 0, done.stderr
-    steps = [step for step, _ in validations(read_scalars(tmp_path / 'out'), 'accuracy/top1')]
-    assert steps == [6, 12, 18]
+def test_a_run_by_epochs_logs_them_with_the_runtime_of_mmseg(trained):
+    assert trained('log_processor = dict(by_epoch=False)\n')[1] == [6, 12, 18]
 
 
 def test_a_validated_loss_is_no_mean_of_all_epochs(runner):

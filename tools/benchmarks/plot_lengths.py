@@ -29,14 +29,21 @@ MIXERS = {
 }
 
 
+def pair(text: str) -> tuple[int, Path]:
+    length, _, file = text.partition('=')
+    return int(length), Path(file)
+
+
 def main() -> None:
     parser = tool_parser(__doc__)
-    parser.add_argument('runs', nargs='+', metavar='LENGTH=FILE', help='runs of each length')
+    parser.add_argument(
+        'runs', nargs='+', type=pair, metavar='LENGTH=FILE', help='runs of each length'
+    )
     parser.add_argument('--metric', required=True, help='metric of the test')
     parser.add_argument('--out', required=True, help='picture')
     args = parser.parse_args()
     check_writable('--out', [args.out])
-    files = {int(length): Path(file) for length, _, file in (x.partition('=') for x in args.runs)}
+    files = dict(sorted(args.runs))
     values = defaultdict(list)
     for length, file in files.items():
         for name, run in read_lines(file).items():
@@ -46,13 +53,13 @@ def main() -> None:
     figure = new_figure(6.4, 3.2)
     axes = figure.add_subplot()
     for mixer, (label, style) in MIXERS.items():
-        lengths = [length for length in sorted(files) if (mixer, length) in values]
+        lengths = [length for length in files if (mixer, length) in values]
         means, errors = zip(*(mean_and_error(values[mixer, x]) for x in lengths), strict=True)
         axes.errorbar(lengths, means, errors, fmt=style, ms=4, lw=1.5, capsize=2, label=label)
     axes.set(
         xscale='log', xlabel='longest sequence [tokens]', ylabel='accuracy [%]', ylim=(0, None)
     )
-    axes.set_xticks(sorted(files), [f'{length:,}' for length in sorted(files)])
+    axes.set_xticks([*files], [f'{length:,}' for length in files])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(alpha=0.3)
     figure.legend(loc='outside right upper', frameon=False)

@@ -225,7 +225,7 @@ def summary_of(
         return Summary({}, '')
     name = names[0] if names else metric
     rules = dict(zip(getattr(hook, 'key_indicators', ()), getattr(hook, 'rules', ()), strict=False))
-    rule = rules.get(metric) or rules.get(name) or ''
+    rule = rules.get(name) or ''
     if hook is not None and not rule:
         keys = dict(greater_keys=hook.greater_keys, less_keys=hook.less_keys)
         with suppress(ValueError):  # the better values are unknown
